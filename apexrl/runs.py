@@ -154,8 +154,9 @@ def evaluation_of(directory: Path, updates: int) -> CurvePoint | None:
     Raises: ConfigError when the evaluations of the run cannot be read.
     """
     path = directory / CURVE_FILE
-    points = read_evaluations(path) if path.is_file() else []
-    return next((point for point in reversed(points) if point.updates == updates), None)
+    rows = _all_evaluations(path) if path.is_file() else []
+    points = _kept(rows)  # before those that a kill has taken, one of which may have the best network
+    return next((point for point in [*reversed(points), *reversed(rows)] if point.updates == updates), None)
 
 
 def network_words(directory: Path, updates: int) -> str:
@@ -179,6 +180,10 @@ def read_evaluations(path: Path) -> list[CurvePoint]:
 
     Raises: ConfigError when it cannot be read, or a line is no evaluation.
     """
+    return _kept(_all_evaluations(path))
+
+
+def _all_evaluations(path: Path) -> list[CurvePoint]:
     kinds, rows = CurvePoint.__annotations__, []
     try:
         reader = csv.DictReader(io.StringIO(read_whole(path).decode(), newline=""))
@@ -193,6 +198,10 @@ def read_evaluations(path: Path) -> list[CurvePoint]:
             rows.append(CurvePoint(**{name: kinds[name](number) for name, number in numbers.items()}))
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise ConfigError(f"{path}: line {reader.line_num} is no evaluation") from error
+    return rows
+
+
+def _kept(rows: Sequence[CurvePoint]) -> list[CurvePoint]:
     kept: list[CurvePoint] = []
     least: tuple[float, ...] = (math.inf, math.inf, math.inf)  # of all later lines
     for found in reversed(rows):

@@ -143,6 +143,34 @@ def test_a_run_whose_rate_is_spent_goes_on_as_if_its_end_had_been_known():
     assert rates(begun(f"{RATE}:1e-4", 1000, floored, total_frames=4000), [1000, 2500]) == [1e-4] * 2
 
 
+def test_a_rate_that_is_spent_by_time_goes_on_as_if_its_end_had_been_known():
+    first = begun(ends_at=1600.0, now=1000.0)
+    assert rates(first, [60_000], now=1600.0) == [0.0]
+    longer = Course(Schedule.of(f"{RATE}:0"), ends_at=2300.0, now=2000.0)
+    longer.begin(60_000, first.progress, seconds=600.0)
+    assert longer.advance(60_000, longer.late(2000.0)) == pytest.approx(RATE / 3)
+    assert longer.advance(60_000, longer.late(2150.0)) == pytest.approx(RATE / 6)
+
+
+def test_a_run_that_ends_by_updates_goes_with_them():
+    """As a learner of a journal does, whose frames are all there at the start."""
+    course = begun(total_updates=100)
+    assert [course.advance(400_000, course.late(0.0, updates)) for updates in (0, 25, 100)] == [RATE, 0.75 * RATE, 0]
+    half = begun(total_updates=100)
+    half.advance(400_000, half.late(0.0, 50))
+    longer = Course(Schedule.of(f"{RATE}:0"), total_updates=250)
+    longer.begin(400_000, half.progress, updates=50)
+    found = [longer.advance(400_000, longer.late(0.0, updates)) for updates in (50, 150, 250)]
+    assert found == pytest.approx([RATE / 2, RATE / 4, 0])
+
+
+def test_numbers_below_0_go_on_as_others_do():
+    for sign in (1, -1):
+        first = begun(f"{0.5 * sign}:{2 * sign}:1000")
+        (at,) = rates(first, [500])
+        assert rates(begun(f"{0.5 * sign}:{2 * sign}:1000", 500, first, total_frames=3000), [500]) == [at]
+
+
 def test_a_fork_with_another_start_begins_its_way_there():
     first = begun(total_frames=1000)
     rates(first, [600])

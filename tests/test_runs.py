@@ -6,7 +6,19 @@ import msgspec
 import pytest
 
 from apexrl.errors import ConfigError
-from apexrl.runs import CONFIG_FILE, STATUS_FILE, found_runs, made_run, new_run, newest_run, read_found
+from apexrl.runs import (
+    CONFIG_FILE,
+    CURVE_FILE,
+    STATUS_FILE,
+    evaluation_of,
+    found_runs,
+    made_run,
+    network_words,
+    new_run,
+    newest_run,
+    read_evaluations,
+    read_found,
+)
 from apexrl.tools.runs import list_runs
 
 
@@ -111,3 +123,14 @@ def test_a_run_is_named_by_what_was_given(words, named):
     assert directory.parent == Path("runs")
     begin, day, second = directory.name.rsplit("-", 2)
     assert f"{begin}-" == f"ALE-Pong-v5-{named}" and len(day + second) == 14
+
+
+def test_the_evaluation_of_a_best_network_is_found_behind_a_kill(tmp_path):
+    """A run that goes on from an earlier checkpoint keeps the best network of the time that was lost."""
+    lines = ["60,1000,100,20,10,10,10,10,0", "150,2500,250,20,50,50,50,50,0", "125,2050,205,20,15,15,15,15,0"]
+    (tmp_path / CURVE_FILE).write_text(
+        "\n".join(["seconds,frames,updates,episodes,mean,median,min,max,exploration", *lines, ""])
+    )
+    assert [point.updates for point in read_evaluations(tmp_path / CURVE_FILE)] == [100, 205]
+    assert evaluation_of(tmp_path, 250).mean == 50
+    assert network_words(tmp_path, 250) == "update 250, mean 50.00 over 20 games with exploration 0"

@@ -365,10 +365,10 @@ def check_continuous(environment: EnvironmentSpec) -> None:
 
 
 def check_normalizable(environment: EnvironmentSpec, learning: LearningConfig) -> None:
-    """Raises ConfigError when observations are to be normalized that are no vectors of floats."""
+    """Raises ConfigError when observations are to be normalized that are no vectors."""
     shape, dtype = environment.frame_shape, environment.frame_dtype
-    if learning.normalize_observations and (dtype != "float32" or len(shape) > 1):
+    if learning.normalize_observations and len(shape) > 1:
         raise ConfigError(
-            f"--normalize-observations: this is for vectors of floats, and environment {environment.env!r} has "
-            f"observations {shape} of {dtype}"
+            f"--normalize-observations: this is for vectors, and environment {environment.env!r} has observations "
+            f"{shape} of {dtype}: leave it out, or say --no-normalize-observations where the preset has it"
         )

@@ -1,6 +1,7 @@
 """IMPALA and LASER as a family: numbers with their sources, presets, and their use of the log. Loads no torch."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from apexrl.agents.contract import Family, Preset, Unrolls, Want, check_discrete
@@ -87,6 +88,10 @@ class ImpalaUpdate(UpdateConfig):
     """Weight of the squared distance from the actor's value on replayed unrolls (CLEAR: 0.005)."""
     reward_transform: Literal["none", "soft-asymmetric"] = "none"
     """A change of the rewards in the log. soft-asymmetric (IMPALA's for DMLab) needs --clip-rewards no."""
+
+    @property
+    def kept(self) -> Mapping[str, Any]:
+        return {**super().kept, "entropy_target": bool(self.entropy_target)}  # whether a temperature is learned
 
 
 TWO_CORES: Preset = {

@@ -1,6 +1,7 @@
 """Numbers of an update that change while a run goes on: START:END:FRAMES, where a plain number would stay.
 
-The frames begin where the run does. Without them the way ends with the run: after --total-frames, or at --max-seconds.
+The frames begin where the run does. Without them the way ends with the run: after --total-frames or --total-updates,
+or at --max-seconds.
 """
 
 import math
@@ -64,7 +65,9 @@ class Schedule(NamedTuple):
         if self.is_constant:
             return f"{self.start:g}"
         ends = [f"{frames:,} frames" for frames in (self.frames or learning.total_frames,) if frames]
-        ends += [f"{max_seconds:g} seconds"] if max_seconds and not self.frames else []
+        if not self.frames:
+            ends += [f"{learning.total_updates:,} updates"] if learning.total_updates else []
+            ends += [f"{max_seconds:g} seconds"] if max_seconds else []
         over = f" over {' or '.join(ends)}" if ends else f", half of the way over {ENDLESS_FRAMES:,} frames"
         verb = "falling" if self.end < self.start else "rising"
         return f"{self.start:g} {verb} {SHAPES[self.shape]} to {self.end:g}{over}"

@@ -8,6 +8,7 @@ import decimal
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from apexrl.errors import MALFORMED, ConfigError
@@ -168,6 +169,11 @@ class UpdateConfig:
     max_gradient_norm: Changing = 40.0
     """Gradients are scaled down to this norm."""
 
+    @property
+    def kept(self) -> Mapping[str, Any]:
+        """What the tensors of a checkpoint depend on, by field: a run that goes on cannot change it."""
+        return {"optimizer": self.optimizer}
+
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
@@ -266,7 +272,7 @@ class LearningConfig:
     prefetch_batches: Annotated[int, Range(1, 64)] = 8
     """Batches gathered ahead of the update."""
     normalize_observations: bool = False
-    """Show networks vectors of floats less the run's mean, in its deviations; both go with the parameters."""
+    """Show networks vectors less the run's mean, in its deviations; both go with the parameters."""
     scale_rewards: bool = False
     """Learn from rewards in deviations of their discounted sum over the run. Reported returns are never scaled."""
     publish_period_updates: int = 25

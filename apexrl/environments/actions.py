@@ -48,10 +48,14 @@ class Actions:
         self.names = given if len(given) == self.num else ()
 
     def taken(self, actions: np.ndarray) -> np.ndarray:
-        """Returns actions [E] or [E, action size] as the environment's own step takes them; a copy."""
+        """Returns actions [E] or [E, action size] as the environment's own step takes them; a copy.
+
+        Numbers of a vector are cut to the space's own bounds: those of float64 lie between two of float32.
+        """
         match self.space:
             case Box():
-                return actions.reshape(len(actions), *self.space.shape).copy()
+                shaped = actions.reshape(len(actions), *self.space.shape).astype(self.space.dtype)
+                return shaped.clip(self.space.low, self.space.high)
             case Discrete():
                 return actions + int(self.space.start)
         return self._table[actions]

@@ -16,19 +16,26 @@ SPENT = 0.01  # of a number: what is below teaches nothing
 class Course:
     """The way of one number. One owner.
 
-    It goes with the frames of its schedule; without them with the frames of the run and with the time until its end,
-    whichever is further; without an end ever more slowly (`schedules.share_of_endless`). A run that goes on with other
-    ends goes from where it is to the new ones; with another start it begins there. A number that is spent begins as if
-    it had had its new ends from the start.
+    It goes with the frames of its schedule; without them with the frames of the run, its updates and the time until its
+    end, whichever is furthest; without an end ever more slowly (`schedules.share_of_endless`). A run that goes on with
+    other ends goes from where it is to the new ones; with another start it begins there. A number that is spent begins
+    as if it had had its new ends from the start.
     """
 
-    def __init__(self, schedule: Schedule, total_frames: int = 0, ends_at: float = 0.0, now: float = 0.0):
+    def __init__(
+        self, schedule: Schedule, total_frames: int = 0, ends_at: float = 0.0, now: float = 0.0, total_updates: int = 0
+    ):
         """Begins at the first frame; seconds count from `now`, since 1970."""
         self.schedule, frames = schedule, schedule.frames
-        self.progress = Progress(schedule.start, total_frames, frames, ends_at, end_frames=frames, began_at=now)
+        own = Progress(schedule.start, total_frames, frames, ends_at, end_frames=frames, began_at=now)
+        self.progress = msgspec.structs.replace(own, total_updates=total_updates)
 
-    def begin(self, frames: int, before: Progress | None) -> None:
-        """Goes on where a checkpoint at so many frames was; `before`: as it tells, older versions tell nothing."""
+    def begin(self, frames: int, before: Progress | None, updates: int = 0, seconds: float = 0.0) -> None:
+        """Goes on where a checkpoint was, at so many frames, updates and seconds of the run.
+
+        Args:
+          before: as it tells; those of older versions tell nothing.
+        """
         own = self.progress
         if before is None:
             return
@@ -36,18 +43,25 @@ class Course:
             self.progress = before
             return
         is_same = before.rate == own.rate
-        is_spent = is_same and self.schedule.at(before.share) < SPENT * own.rate
+        is_spent = is_same and abs(self.schedule.at(before.share)) < SPENT * abs(own.rate)
         end_frames = frames + own.over_frames if own.over_frames else 0
         if is_same and not is_spent and before.over_frames == own.over_frames:
             end_frames = before.end_frames
         share = before.share if is_same and not is_spent else 0.0
-        begun = {"begun_frames": 0 if is_spent else frames, "begun_share": share, "share": share}
+        if is_spent:
+            frames, updates, own = 0, 0, msgspec.structs.replace(own, began_at=own.began_at - seconds)
+        begun = {"begun_frames": frames, "begun_updates": updates, "begun_share": share, "share": share}
         self.progress = msgspec.structs.replace(own, end_frames=end_frames, **begun)
 
-    def late(self, now: float) -> float:
-        """Returns the share of the time from the beginning of the way to the end of the run; 0 without an end."""
+    def late(self, now: float, updates: int = 0) -> float:
+        """Returns the share of the time, or of the updates, from the beginning of the way to the end of the run.
+
+        It is 0 where the run ends by neither.
+        """
         own = self.progress
-        return (now - own.began_at) / max(own.ends_at - own.began_at, 1.0) if own.ends_at else 0.0
+        by_time = (now - own.began_at) / max(own.ends_at - own.began_at, 1.0) if own.ends_at else 0.0
+        coming = max(own.total_updates - own.begun_updates, 1)
+        return max(by_time, (updates - own.begun_updates) / coming if own.total_updates else 0.0)
 
     def advance(self, frames: int, late: float = 0.0) -> float:
         """Takes the frames of the run and the result of `late`; returns the number as it is now."""
@@ -56,7 +70,8 @@ class Course:
         if not self.schedule.is_constant:
             passed = (frames - begun) / max(end - begun, 1) if end else 0.0
             if not own.end_frames:
-                passed = max(late, passed) if end or own.ends_at else share_of_endless(frames - begun)
+                has_end = end or own.ends_at or own.total_updates
+                passed = max(late, passed) if has_end else share_of_endless(frames - begun)
             share = own.begun_share + (1 - own.begun_share) * min(max(passed, 0.0), 1.0)
             self.progress = msgspec.structs.replace(own, share=share)
         return self.number
@@ -72,17 +87,17 @@ class Courses:
 
     def __init__(self, command: LearnerCommand, now: float = 0.0):
         """Begins at the first frame, as each `Course` does."""
-        ends = command.learning.total_frames, command.ends_at, now
+        ends = command.learning.total_frames, command.ends_at, now, command.learning.total_updates
         self._courses = {name: Course(schedule, *ends) for name, schedule in schedules_of(command.update).items()}
 
-    def begin(self, frames: int, before: Mapping[str, Progress]) -> None:
-        """Goes on where a checkpoint at so many frames was."""
+    def begin(self, frames: int, before: Mapping[str, Progress], updates: int = 0, seconds: float = 0.0) -> None:
+        """Goes on where a checkpoint was, at so many frames, updates and seconds of the run."""
         for name, course in self._courses.items():
-            course.begin(frames, before.get(name))
+            course.begin(frames, before.get(name), updates, seconds)
 
-    def late(self, now: float) -> float:
-        """Returns the share of the time until the end of the run, see `Course.late`."""
-        return self._courses[RATE].late(now)
+    def late(self, now: float, updates: int = 0) -> float:
+        """Returns the share of the time or of the updates until the end of the run, see `Course.late`."""
+        return self._courses[RATE].late(now, updates)
 
     def advance(self, frames: int, late: float = 0.0) -> dict[str, float]:
         """Takes the frames of the run and the result of `late`; returns the numbers as they are now."""

@@ -109,7 +109,7 @@ class LearnerLoop:
         try:
             if (spec := self._wait_for_spec(replicas, stop)) is None:
                 return False
-            self._courses.begin(sum(log.transitions for log in start.logs) * spec.frames_per_step, start.progress)
+            self._courses.begin(start.steps * spec.frames_per_step, start.progress, start.updates, start.seconds)
             return self._learn(replicas, spec, checkpoint, stop)
         finally:
             stop.set()
@@ -239,7 +239,7 @@ class LearnerLoop:
                     waits_for=replicas.waits_for,
                     transitions=replicas.transitions,
                     largest_weight=1.0 if draw is None else draw.largest_weight,
-                    late=self._courses.late(time.time()),
+                    late=self._courses.late(time.time(), updater.num_updates),
                     is_over=0 < self._command.ends_at <= time.time(),
                 )
             )

@@ -26,10 +26,16 @@ class Beginning(msgspec.Struct, frozen=True):
     """Where the first learner begins, as the others hear it."""
 
     updates: int = 0
+    seconds: float = 0.0
     logs: tuple[LogPosition, ...] = ()
     run: str = ""
     progress: dict[str, Progress] = {}  # of numbers that may change
     moments: dict[str, list[float]] = {}  # as `RunMoments` knows them
+
+    @property
+    def steps(self) -> int:
+        """Those of environments until then, in all logs."""
+        return sum(log.transitions for log in self.logs)
 
 
 def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
@@ -99,7 +105,8 @@ def beginning(checkpoint: "Checkpoint | None", num_shards: int) -> Beginning:
         raise ConfigError(f"the run has {len(logs)} shards, not --shards {num_shards}: they stay as they are for a run")
     tensors, begin = {} if checkpoint is None else checkpoint.tensors, LEARNING + MOMENTS
     moments = {name.removeprefix(begin): tensors[name].tolist() for name in tensors if name.startswith(begin)}
-    return Beginning(logs=logs or (LogPosition(),) * num_shards, progress=counters.known_progress, moments=moments)
+    logs, progress = logs or (LogPosition(),) * num_shards, counters.known_progress
+    return Beginning(counters.updates, counters.seconds, logs, progress=progress, moments=moments)
 
 
 def totals(team: "Team", replicas: "Replicas", sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:

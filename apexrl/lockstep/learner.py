@@ -67,7 +67,8 @@ class LockstepLearner:
             if draw is None:  # nothing of it could be decoded
                 continue
             self._replica.num_updates = self.updater.num_updates
-            self.updater.schedule(self._courses.advance(self._frames))
+            late = self._courses.late(0.0, self.updater.num_updates)
+            self.updater.schedule(self._courses.advance(self._frames, late))
             pending = self.updater.update(draw)
             assert pending is not None
             self._results.take(pending, draw, self.updater.num_updates - 1, self.updater, self._replica)

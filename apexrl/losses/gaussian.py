@@ -10,18 +10,22 @@ import torch
 from torch import Tensor
 
 LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION = -5.0, 2.0
-AT_BOUND = 1 - 1e-6  # an action that was scaled to its bounds and back may miss them by its rounding
 
 
-def action_log_probs(moments: Tensor, actions: Tensor) -> Tensor:
-    """Returns the log-probabilities [...] of actions [..., size] from -1 to 1: a density, or tails at bounds."""
+def action_log_probs(moments: Tensor, actions: Tensor, at_bound: Tensor | None = None) -> Tensor:
+    """Returns the log-probabilities [...] of actions [..., size] from -1 to 1: a density, or tails at bounds.
+
+    Args:
+      at_bound: [..., size] bool, of actions that were scaled, which may miss -1 and 1 by their rounding.
+    """
     if moments.shape[:-1] != actions.shape[:-1] or moments.shape[-1] != 2 * actions.shape[-1]:
         raise ValueError(f"moments {tuple(moments.shape)} are not those of actions {tuple(actions.shape)}")
     means, logs = _split(moments)
     deviations = logs.exp()
     density = -0.5 * ((actions - means) / deviations).square() - logs - 0.5 * math.log(2 * math.pi)
     tail = torch.special.log_ndtr((actions.sign() * means - 1) / deviations)
-    return torch.where(actions.abs() >= AT_BOUND, tail, density).sum(dim=-1)
+    at_bound = actions.abs() >= 1 if at_bound is None else at_bound
+    return torch.where(at_bound, tail, density).sum(dim=-1)
 
 
 def entropy(moments: Tensor) -> Tensor:

@@ -18,8 +18,13 @@ from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.networks.dueling import DuelingNetwork, RecurrentDuelingNetwork
 from apexrl.networks.recurrent import History, RecurrentNetwork, memory_of
 from apexrl.networks.torsos import FrameNetwork
+from apexrl.networks.vector_policies import DeterministicPolicy, GaussianPolicy
 from apexrl.types import EnvironmentSpec
 
+OUTPUTS = {
+    DuelingNetwork: "q_values", RecurrentDuelingNetwork: "q_values", GaussianPolicy: "moments",
+    DeterministicPolicy: "actions",
+}  # fmt: skip
 EXAMPLES = 2  # rows of the observations with which a network is traced; a graph takes any number
 
 
@@ -54,6 +59,8 @@ class _Recurrent(nn.Module):
         self, observation: Tensor, start: Tensor, last_action: Tensor, last_reward: Tensor, state: Tensor
     ) -> tuple[Tensor, ...]:
         network = self.network
+        if network.normalizer is not None:
+            last_reward = network.normalizer.rewards(last_reward)
         memory = memory_of(History(start, last_action, last_reward, state), network.num_actions)
         values = network.values(network.prepare(observation), memory)
         values, after = values.tensor_split([-state[0].numel()], dim=1)
@@ -76,9 +83,7 @@ def graph_of(network: nn.Module, spec: EnvironmentSpec) -> Graph:
     network.torso.layout = dataclasses.replace(network.torso.layout, in_blocks=False)
     dtype = getattr(torch, spec.frame_dtype)
     inputs = {"observation": torch.zeros(EXAMPLES, *spec.observation_shape, dtype=dtype)}
-    outputs: tuple[str, ...] = (
-        "q_values" if isinstance(network, DuelingNetwork | RecurrentDuelingNetwork) else "values",
-    )
+    outputs: tuple[str, ...] = (next((name for kind, name in OUTPUTS.items() if isinstance(network, kind)), "values"),)
     wrapped: nn.Module = network
     if isinstance(network, ActorCriticNetwork):
         outputs, wrapped = ("logits" if spec.num_actions else "moments", "value"), _PolicyAndValue(network)

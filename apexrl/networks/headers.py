@@ -65,11 +65,13 @@ class Progress(msgspec.Struct, frozen=True):
     begun_share: Finite = 0.0
     began_at: Finite = 0.0
     share: Finite = 0.0  # of the way from start to end
+    total_updates: Count = 0
+    begun_updates: Count = 0
 
     @property
-    def asked(self) -> tuple[float, int, int, float]:
+    def asked(self) -> tuple[float, int, int, float, int]:
         """The wish, by which a restart is known from a run that goes on otherwise."""
-        return self.rate, self.total_frames, self.over_frames, self.ends_at
+        return self.rate, self.total_frames, self.over_frames, self.ends_at, self.total_updates
 
 
 class Counters(msgspec.Struct, frozen=True):

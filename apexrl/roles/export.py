@@ -68,7 +68,8 @@ def export(path: Path, output: Path, trust: Trust = NOBODY) -> list[str]:
     graph = graph_of(network_of(checkpoint), spec)
     notes = {
         "env": spec.env, "variant": spec.variant, "agent": header.agent, "updates": str(header.counters.updates),
-        "action_names": json.dumps(spec.action_names), "frames_per_step": str(spec.frames_per_step),
+        "action_names": json.dumps(spec.action_names), "action_bounds": json.dumps(spec.action_bounds),
+        "frames_per_step": str(spec.frames_per_step),
     }  # fmt: skip
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -136,6 +136,8 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec,
     presets = family_of(asked.agent).presets
     preset = asked.preset if asked.preset != "auto" else fitting_preset(machine, environment, presets)
     command = with_preset(dataclasses.replace(default_command(RunCommand, asked.agent), env=asked.env), preset)
+    if len(environment.frame_shape) > 1:
+        command = with_values(command, {"normalize_observations": False})  # of a preset, which is for vectors
     if not asked.reproducible:  # there the sizes are the same on every machine
         command = with_values(command, sizes(machine, environment))
     if known:
@@ -203,7 +205,10 @@ def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSp
     if not flags:
         flags += _stream_flags(asked.algorithm, saved.algorithm, environment, family_of(saved.agent))
     if not asked.from_scratch:
-        flags += _changed(asked.update, saved.update, ["optimizer"]) + _changed(asked.network, saved.network)
+        kept = asked.update.kept
+        flags += [flag_of(name) for name, value in saved.update.kept.items() if kept[name] != value]
+        flags += _changed(asked.learning, saved.learning, ["normalize_observations", "scale_rewards"])
+        flags += _changed(asked.network, saved.network)
     _refuse(flags, verb)
 
 

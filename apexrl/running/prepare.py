@@ -128,8 +128,9 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
         frames = going_on.transitions_inserted * plan.spec.frames_per_step
         path = latest_path(Path(plan.command.run_dir))
         courses = Courses(learner_command(plan.command))
-        courses.begin(frames, going_on.known_progress)
-        rate = f", learning rate {courses.advance(frames)[RATE]:g}" if going_on.known_progress else ""
+        courses.begin(frames, going_on.known_progress, going_on.updates, going_on.seconds)
+        late = courses.late(0.0, going_on.updates)
+        rate = f", learning rate {courses.advance(frames, late)[RATE]:g}" if going_on.known_progress else ""
         console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames{rate}", soft_wrap=True)
     elif plan.command.resume or plan.command.from_scratch:
         console.print("training a new network on the run's experience")

@@ -155,6 +155,17 @@ def test_the_log_holds_the_numbers_of_the_learners_network_over_the_whole_stream
         assert extras.keys() == {"behavior_log_probs", "behavior_value"}
 
 
+def test_an_lstm_sees_rewards_as_they_are_learned_from():
+    learner, spec, (frames, starts, rewards) = make_learner(updates(), lstm=True), spec_of(lstm=True), random_stream()
+    parameters = parameters_of(learner, spec)
+    scaled = {**parameters.tensors, "normalizer.reward_scale": torch.tensor(0.25)}
+    actor = impala.make_actor(algorithm_of(True), parameters._replace(tensors=scaled), CPU)
+    _, found = play(actor, (frames, starts, rewards))
+    _, wanted = play(make_actor(learner, spec), (frames, starts, 0.25 * rewards))
+    assert np.array_equal(found["behavior_log_probs"], wanted["behavior_log_probs"])
+    assert np.array_equal(found["last_reward"], rewards), "the log holds what the environment gave"
+
+
 @pytest.mark.parametrize("number", ["core_state", "last_action", "rewards"])
 def test_the_past_counts_but_not_beyond_the_start_of_an_episode(number):
     actor = make_actor(make_learner(updates(), lstm=True), spec_of(lstm=True))

@@ -166,3 +166,14 @@ def test_presets_have_fields_that_exist(preset):
     for section, fields in preset.items():
         if section in ("algorithm", "network", "update"):
             assert fields.keys() <= vars(getattr(FAMILY, section)).keys()
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_a_run_goes_on_with_another_period_of_the_policy(make_unroll, before, after):
+    saved, loaded = (SacWorld(make_unroll, VECTORS, "none", update=dataclasses.replace(
+        UPDATE, policy_period_updates=period)).updater for period in (before, after))  # fmt: skip
+    state = {name: tensor.clone() for name, tensor in saved.state_dict().items()}
+    loaded.load_state_dict(state, 7)
+    assert loaded.num_updates == 7
+    if before == 1:
+        assert loaded.state_dict()["learning.num_updates"] == 7

@@ -59,6 +59,14 @@ class Actions(gymnasium.Env):
         return np.asarray(action, np.float32), 0.0, False, False, {}
 
 
+class Steered(Odd):
+    """Pictures, whose actions are vectors."""
+
+    def __init__(self):
+        super().__init__(Box(0, 255, (40, 40, 3), np.uint8))
+        self.action_space = Box(-1, 1, (2,), np.float32)
+
+
 class Overwriting(gymnasium.Wrapper):
     """A wrapper that changes its action in place."""
 
@@ -247,6 +255,7 @@ ENTRY_POINTS = {
     "Without-jax-v0": partial(make_without, "jax", "jax"),
     "Given-v0": Given,
     "Slow-v0": Slow,
+    "Steered-v0": Steered,
     "Dying-v0": Dying,
     "Informed-v0": Informed,
     "Painted-v0": Painted,

@@ -34,3 +34,13 @@ def test_several_discrete_numbers_are_one_with_each_combination_once():
     actions = Actions("Any-v0", MultiDiscrete([2, 3, 4]), ["a", "b"])
     assert actions.num == 24 == len({tuple(action) for action in actions.taken(np.arange(24)).tolist()})
     assert actions.names == () and Actions("Any-v0", MultiBinary(1), ["off", "on"]).names == ("off", "on")
+
+
+@pytest.mark.parametrize("bound", [0.1, 0.3, 0.7, 1 / 3])
+def test_actions_lie_within_bounds_that_float32_does_not_have(bound):
+    space = Box(-bound, bound, (2,), np.float64)
+    actions = Actions("Any-v0", space)
+    taken = actions.taken(clipped(np.array([[9.0, -9.0]]), actions.bounds))
+    assert (
+        taken.dtype == np.float64 and space.contains(taken[0]) and taken[0].tolist() == pytest.approx([bound, -bound])
+    )

@@ -2,11 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal
 
+from apexrl.agents.replaying.policy_targets import policies_of
+from apexrl.bounds import clipped
 from apexrl.losses.gaussian import action_log_probs, deviations, entropy
+from apexrl.types import EnvironmentSpec
 
 MOMENTS = torch.tensor([[0.0, -1.5, 0.3, -1.0], [0.9, 0.1, -3.0, 0.5], [7.0, -0.2, -1.0, 1.5]])
 ACTIONS = torch.tensor([[0.5, -1.0], [0.87, 1.0], [1.0, 0.0]])
@@ -64,3 +68,13 @@ def test_extremes_keep_finite_numbers():
 def test_shapes_that_disagree_are_refused():
     with pytest.raises(ValueError, match=r"moments \(3, 4\) are not those of actions \(3, 4\)"):
         action_log_probs(MOMENTS, MOMENTS)
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (10.1, 10.3), (300.0, 301.1), (1000.1, 1000.3)])
+def test_bounds_far_from_0_are_bounds(bounds):
+    """Where scaling an action misses -1 and 1 by its rounding."""
+    spec = EnvironmentSpec("Any-v0", (3,), "float32", 1, 0, 1, action_bounds=(tuple(np.float32(bounds).tolist()),))
+    log_probs = policies_of(spec, torch.device("cpu")).log_probs
+    actions = torch.from_numpy(clipped(np.array([[1e9], [-1e9]]), spec.action_bounds))
+    moments = torch.tensor([[5.0, math.log(0.3)], [-5.0, math.log(0.3)]])
+    torch.testing.assert_close(log_probs(moments, actions), torch.zeros(2))

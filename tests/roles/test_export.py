@@ -15,7 +15,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
-from apexrl.networks.config import ActorCriticConfig, DeterministicConfig, DuelingConfig, to_text
+from apexrl.networks.config import ActorCriticConfig, DeterministicConfig, DuelingConfig, GaussianConfig, to_text
 from apexrl.networks.export import graph_of
 from apexrl.networks.headers import CheckpointHeader, Counters
 from apexrl.networks.policy import Policy
@@ -46,7 +46,8 @@ def checkpoint(tmp_path):
         learner = implementation(family).make_learner(algorithm, network, family.update, spec, CPU)
         tensors = {f"acting.{name}": t + 0.05 * torch.randn_like(t) for name, t in learner.acting_tensors().items()}
         if is_normalized:
-            measure = {"mean": torch.rand(environment.frame_shape), "scale": torch.full(environment.frame_shape, 3.0)}
+            shape = environment.frame_shape
+            measure = {"mean": torch.rand(shape), "scale": torch.full(shape, 3.0), "reward_scale": torch.tensor(0.5)}
             tensors |= {f"acting.normalizer.{name}": tensor for name, tensor in measure.items()}
         header = CheckpointHeader(spec, agent, to_text(network), Counters(updates=1234))
         save_checkpoint(tmp_path / "c.safetensors", header, tensors)
@@ -77,6 +78,10 @@ def check_notes(said, session, environment, lstm):
     notes = session.get_modelmeta().custom_metadata_map
     assert (notes["env"], notes["updates"]) == (environment.env, "1234")
     assert json.loads(notes["action_names"]) == list(environment.action_names)
+    assert json.loads(notes["action_bounds"]) == list(map(list, environment.action_bounds))
+    if environment is ARMS:
+        own = {"impact": "moments", "sac": "moments", "apex-dpg": "actions"}
+        assert session.get_outputs()[0].name == own[notes["agent"]]
     if lstm:
         assert "observation [B, 2, 4] float32, start [B] bool" in said[1]
         own = ["logits", "value"] if notes["agent"] == "impala" else ["q_values"]
@@ -93,6 +98,7 @@ def check_notes(said, session, environment, lstm):
         ("apex-dqn", VECTORS, DuelingConfig((4, 4, 4), 16), False),
         ("impact", ARMS, ActorCriticConfig("shallow", (4, 4, 4), 16), False),
         ("apex-dpg", ARMS, DeterministicConfig(hidden_size=16, initial_priorities="critic"), False),
+        ("sac", ARMS, GaussianConfig(hidden_size=16), False),
         ("apex-dqn", MASKED, DuelingConfig((4, 4, 4), 16, quantiles=3), False),
         ("impala", MASKED, ActorCriticConfig("shallow", (4, 4, 4), 16), True),
     ],
@@ -104,6 +110,7 @@ def check_notes(said, session, environment, lstm):
         "apex-dqn-normalized",
         "impact-vectors",
         "apex-dpg",
+        "sac",
         "apex-dqn-masked",
         "impala-masked",
     ],
@@ -137,7 +144,6 @@ def test_a_graph_gives_what_the_policy_gives(tmp_path, monkeypatch, checkpoint, 
     num_constant = (np.std(wanted, axis=(0, 1)) < 1e-4).sum()
     is_gaussian = agent == "impact"
     assert num_constant == 2 * is_gaussian, "all but a Gaussian's deviations depend on the observation"
-    assert (session.get_outputs()[0].name == "moments") == is_gaussian
 
 
 def test_what_has_no_graph_is_refused(tmp_path, checkpoint, monkeypatch):

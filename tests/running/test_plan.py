@@ -118,6 +118,21 @@ def test_a_resumed_run_keeps_what_its_experience_and_its_network_need(flags):
         plan_again(flags)
 
 
+@pytest.mark.parametrize(
+    ("agent", "flags"),
+    [
+        ("apex-dqn", ["--scale-rewards"]),
+        ("r2d2", ["--scale-rewards"]),
+        ("impala", ["--entropy-target", "0.3"]),
+        ("impact", ["--entropy-target", "0.3"]),
+    ],
+)
+def test_a_resumed_run_keeps_what_adds_tensors(agent, flags):
+    with pytest.raises(ConfigError, match=f"cannot change {flags[0]}:"):
+        plan_again(flags, agent)
+    assert plan_again(["--from-scratch", *flags], agent)
+
+
 @pytest.mark.parametrize("flags", [["--width", "7"], ["--overlap-steps", "1"], ["--unroll-starts", "4"]])
 def test_a_resumed_run_of_ones_own_algorithm_keeps_its_stream_and_its_network(flags):
     with pytest.raises(ConfigError, match=f"cannot change {flags[0]}:"):
@@ -210,9 +225,12 @@ def test_the_actions_choose_the_algorithm_where_nobody_does():
         planned(*words, "--munchausen", "0.9")
 
 
-def test_only_vectors_of_floats_are_normalized():
+def test_only_vectors_are_normalized():
+    made = planned("--env", "tests.environments.odd_envs:Steered-v0", "--agent", "impact")
+    assert (made.command.preset, made.command.learning.normalize_observations) == ("vectors", False)
+    assert made.command.learning.scale_rewards
     asked = Asked.of(default_command(RunCommand), ["--env", "PongNoFrameskip-v4", "--normalize-observations"])
-    with pytest.raises(ConfigError, match=r"--normalize-observations: this is for vectors .* \(84, 84\) of uint8"):
+    with pytest.raises(ConfigError, match=r"--normalize-observations: this is for vectors, .* \(84, 84\) of uint8"):
         make_plan(asked, None)
 
 

@@ -78,7 +78,8 @@ class PlainActor:
         if not self._lstm_size:
             values = self._policy.values(frames, starts, state.stack)
             return *self._chosen(values, exploration, rng), state
-        past = (starts, state.last_action.astype(np.int64), rewards, state.core_state)
+        learned = rewards * np.float32(self._policy.reward_scale)  # as the learner sees those of the log
+        past = (starts, state.last_action.astype(np.int64), learned, state.core_state)
         memory = memory_of(History(*map(torch.from_numpy, past)), self._acting.spec.num_actions).numpy()
         values, after = np.split(self._policy.values(frames, starts, state.stack, memory), [-2 * self._lstm_size], 1)
         actions, extras = self._chosen(values, exploration, rng)

@@ -57,9 +57,15 @@ def policies_of(spec: EnvironmentSpec, device: torch.device) -> Policies:
         return Policies(
             categorical.action_log_probs, categorical.entropy, lambda logits: categorical.log_probs(logits).exp(), shown
         )
-    center, reach = (torch.tensor(numbers, device=device) for numbers in range_of(spec.action_bounds))
+    ranges = *range_of(spec.action_bounds), *zip(*spec.action_bounds, strict=True)
+    center, reach, low, high = (torch.tensor(numbers, device=device) for numbers in ranges)
+
+    def log_probs(moments: Tensor, actions: Tensor) -> Tensor:
+        at_bound = (actions <= low) | (actions >= high)
+        return gaussian.action_log_probs(moments, (actions - center) / reach, at_bound)
+
     return Policies(
-        lambda moments, actions: gaussian.action_log_probs(moments, (actions - center) / reach),
+        log_probs,
         gaussian.entropy,
         lambda moments: gaussian.deviations(moments).mean(dim=-1, keepdim=True),
         ("deviation",),

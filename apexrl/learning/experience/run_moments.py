@@ -24,7 +24,7 @@ from apexrl.types import EnvironmentSpec, Unroll
 OBSERVATION, RETURN = "observation", "return"
 Known = Mapping[str, Sequence[float]]  # by kind: `Moments.numbers`
 NOTHING_KNOWN: Known = MappingProxyType({})
-LEAST_VARIANCE = 1e-8  # of numbers that have changed; others keep their scale
+LEAST_VARIANCE = 1e-24  # of numbers that have changed, as a share of their squared mean; the rest is rounding
 
 
 class Moments(NamedTuple):
@@ -60,7 +60,8 @@ class Moments(NamedTuple):
     def scale(self) -> np.ndarray:
         """One over the deviations [N], and 1 for numbers that have not changed."""
         variance = self.squares / max(self.num_rows, 1.0)
-        return 1 / np.sqrt(np.where(variance > LEAST_VARIANCE, variance, 1.0))
+        has_changed = variance > LEAST_VARIANCE * np.square(self.mean) + np.finfo(np.float32).tiny
+        return 1 / np.sqrt(np.where(has_changed, variance, 1.0))
 
     def joined(self, other: "Moments") -> "Moments":
         """Returns the moments of all rows of both."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.contract import Batch, TransitionBatch, Transitions, UnrollBatch, Unrolls, Want
+from apexrl.agents.recurrence import LAST_REWARD
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Gathered, SampledKeys, fill
 from apexrl.learning.experience.row import Column
@@ -268,6 +269,8 @@ class UnrollStore:
         observation = self._frame_layout.as_frames(frames.view(*shown.shape, -1))
         extras = {field.name: columns[f"extra.{field.name}"] for field in spec.extras}
         extras |= {field.name: extras[field.name][0] for field in spec.extras if field.at == "first"}
+        if LAST_REWARD in extras:
+            extras[LAST_REWARD] = self._normalizer.rewards(extras[LAST_REWARD])
         if view.is_named:
             extras |= {name: columns[name][0] for name in NUMBERS}
         action = columns["action"]

@@ -20,6 +20,7 @@ from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
 from apexrl.networks.headers import LEARNING
 
+NUM_UPDATES = LEARNING + "num_updates"  # a tensor where not every update takes a step of all parts
 FOLLOWED_UPDATES = 100  # from one update at which the normalizer follows what was seen to the next
 
 
@@ -183,6 +184,10 @@ class Updater:
         """
         own = self._tensors()
         state = {name: tensor for name, tensor in state.items() if name.startswith((ACTING, LEARNING))}
+        if NUM_UPDATES not in own:
+            state.pop(NUM_UPDATES, None)
+        elif NUM_UPDATES not in state:
+            state[NUM_UPDATES] = torch.tensor(num_updates)
         others = [name for name in own.keys() | state.keys() if _shape(own, name) != _shape(state, name)]
         if wrong := sorted(name for name in others if not name.startswith(OWN_STATE)):
             raise ConfigError(

@@ -11,6 +11,7 @@ import torch
 import apexrl
 from apexrl.agents.apex_dpg import make_network
 from apexrl.agents.families import family_of, implementation
+from apexrl.agents.impala_config import wants
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import parse
 from apexrl.config.sections import LearningConfig
@@ -33,6 +34,8 @@ from apexrl.networks.parameters import decode_parameters, encode_parameters
 from apexrl.networks.policy import Policy
 from apexrl.types import StreamSpec, StreamUnrolls, Unroll
 from apexrl.unroll import UnrollCodec
+from tests.agents.impala_parts import algorithm_of, spec_of, updates
+from tests.fields import random_unroll
 from tests.lockstep import ALGORITHM, CPU, NETWORK, TABLE, make_updater, parameters_of, want
 
 BOTH = LearningConfig(normalize_observations=True, scale_rewards=True)
@@ -109,6 +112,39 @@ def test_moments_of_parts_are_those_of_all_rows():
     np.testing.assert_allclose(joined.mean, rows.mean(0), rtol=1e-14)
     np.testing.assert_allclose(joined.scale, 1 / rows.std(0), rtol=1e-6)
     assert (Moments.of(np.full((4, 2), 0.1)).scale == 1).all(), "numbers that have not changed keep their scale"
+
+
+@pytest.mark.parametrize("unit", [1e-7, 1e-4, 1.0, 1e5])
+def test_the_unit_of_a_number_does_not_count(unit):
+    rows = unit * np.random.default_rng(0).normal(2, 1, (100, 1))
+    np.testing.assert_allclose(Moments.of(rows).scale, 1 / rows.std(0), rtol=1e-9)
+    assert (Moments.of(np.full((100, 1), unit, np.float32)).scale == 1).all(), "it has not changed"
+
+
+def test_bytes_are_normalized_as_numbers_are():
+    spec = msgspec.structs.replace(SPEC, frame_dtype="uint8")
+    unroll = unroll_of(0)._replace(frames=np.random.default_rng(0).integers(0, 256, (SPEC.unroll_frames, 3), np.uint8))
+    moments = begun(spec=spec)
+    moments.add(unroll, SPEC.unroll_starts, 0.0, is_new=True)
+    store = UnrollStore(spec, RING, [want()], CPU, 2, None, moments.normalizer_on(CPU))
+    store.commit(store.begin(0), unroll)
+    found = store.gather(TABLE, np.array([3]), np.ones(1, np.float32)).batch.observation
+    acting = moments.acting_tensors
+    newest = (torch.from_numpy(unroll.frames[4]).float() - acting["normalizer.mean"]) * acting["normalizer.scale"]
+    torch.testing.assert_close(found[0, -1], newest.clamp(-MOST, MOST))
+
+
+def test_last_rewards_are_scaled_as_the_others():
+    spec = spec_of(lstm=True)
+    moments = begun(LearningConfig(scale_rewards=True), spec)
+    moments.add(unroll := random_unroll(spec, 0), spec.unroll_starts, 0.0, is_new=True)
+    store = UnrollStore(spec, RING, wants(algorithm_of(True), updates()), CPU, 2, None, moments.normalizer_on(CPU))
+    store.commit(store.begin(0), unroll)
+    batch = store.gather("queue", np.array([0]), np.ones(1, np.float32)).batch
+    scale = moments.acting_tensors["normalizer.reward_scale"].numpy()
+    assert scale != 1
+    np.testing.assert_allclose(batch.extras["last_reward"][0], unroll.extras["last_reward"] * scale, rtol=1e-6)
+    np.testing.assert_allclose(batch.reward[:, 0], unroll.rewards * scale, rtol=1e-6)
 
 
 def test_sums_of_rewards_end_with_their_episode():
@@ -262,7 +298,7 @@ def test_first_priorities_are_of_scaled_rewards():
 
 def test_pictures_are_refused():
     pixels = StreamSpec("Pixels-v0", (10, 5), "uint8", 1, 3, 1)
-    with pytest.raises(ConfigError, match=r"for vectors of floats, and environment 'Pixels-v0' has observations"):
+    with pytest.raises(ConfigError, match=r"for vectors, and environment 'Pixels-v0' has observations"):
         begun(spec=pixels)
     assert begun(LearningConfig(scale_rewards=True), pixels).acting_tensors
 
