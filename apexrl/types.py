@@ -26,7 +26,6 @@ Text = Annotated[str, msgspec.Meta(max_length=2000, pattern=SHOWN)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 SmallCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Granularity = Literal["transitions", "unrolls"]  # the items that a table's keys name and its limiter counts
 
 

@@ -25,13 +25,13 @@ from apexrl.config.commands import ActorCommand, Command, OfflineCommand, Replay
 from apexrl.config.fields import range_of
 from apexrl.config.flags import FAMILY_SECTIONS, default_command
 from apexrl.config.help import texts_of
-from apexrl.config.sections import PresetName, Range
+from apexrl.config.sections import Range
 from apexrl.config.words import flag_of
 from apexrl.learning.record.metric_texts import TEXTS
 from apexrl.running.ray_flags import RayConfig
-from deploy.flags import agents
+from deploy.flags import PRESETS, agents
+from deploy.steps import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = tuple(ROOT / "docs" / name for name in ("flags.md", "metrics.md", "api.md"))
 BEGIN, END = "<!-- from the code: `python -m deploy flags` writes it anew -->\n", "<!-- so far -->"
 LIST = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
@@ -39,7 +39,6 @@ DOCSTRINGS = re.compile(r"<!-- the site has here:\n(.*?)-->\n", re.DOTALL)
 ROLES: dict[str, type[Command]] = {
     "train": RunCommand, "actor": ActorCommand, "learner": OfflineCommand, "replay": ReplayCommand,
 }  # fmt: skip
-PRESETS = [name for name in typing.get_args(PresetName) if name != "auto"]
 TITLES = {
     "env": "Environment", "wires": "Hosts, ports and keys", "acting": "Actors", "replay": "Replay",
     "learning": "The learner's process", "evaluation": "Evaluations",

@@ -108,7 +108,3 @@ def network_of(checkpoint: "Checkpoint") -> "nn.Module":
 def run() -> None:
     """Runs the role, and exits."""
     run_role("export", main)
-
-
-if __name__ == "__main__":
-    run()

@@ -67,7 +67,3 @@ def trusting(named: str, run: Path) -> str:
 def run() -> None:
     """Runs the role, and exits."""
     run_role("watch", main)
-
-
-if __name__ == "__main__":
-    run()
