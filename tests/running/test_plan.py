@@ -108,7 +108,7 @@ def plan_again(flags, agent="apex-dqn"):
         ["--wrapper", "tests.environments.odd_envs:unchanged"],
         ["--clip-rewards", "no"],
         *(["--n-steps", "5"], ["--unroll-starts", "40"], ["--optimizer", "rmsprop"], ["--hidden-size", "64"]),
-        ["--channels", "1", "2", "3"],
+        *(["--channels", "1", "2", "3"], ["--scale-rewards"]),
         ["--from-scratch", "--env", "CartPole-v1"],
         ["--from-scratch", "--n-steps", "5"],
     ],
@@ -118,26 +118,13 @@ def test_a_resumed_run_keeps_what_its_experience_and_its_network_need(flags):
         plan_again(flags)
 
 
-@pytest.mark.parametrize(
-    ("agent", "flags"),
-    [
-        ("apex-dqn", ["--scale-rewards"]),
-        ("r2d2", ["--scale-rewards"]),
-        ("impala", ["--entropy-target", "0.3"]),
-        ("impact", ["--entropy-target", "0.3"]),
-    ],
-)
-def test_a_resumed_run_keeps_what_adds_tensors(agent, flags):
-    with pytest.raises(ConfigError, match=f"cannot change {flags[0]}:"):
-        plan_again(flags, agent)
-    assert plan_again(["--from-scratch", *flags], agent)
-
-
 @pytest.mark.parametrize("flags", [["--width", "7"], ["--overlap-steps", "1"], ["--unroll-starts", "4"]])
 def test_a_resumed_run_of_ones_own_algorithm_keeps_its_stream_and_its_network(flags):
     with pytest.raises(ConfigError, match=f"cannot change {flags[0]}:"):
         plan_again(flags, OWN)
     assert plan_again(["--trace-length", "0.5"], OWN).algorithm.trace_length == 0.5
+    with pytest.raises(ConfigError, match="cannot change --entropy-target:"):  # which adds a part that learns
+        plan_again(["--entropy-target", "0.3"], "impact")
 
 
 def test_a_new_network_on_earlier_experience_may_be_another_one():
@@ -333,14 +320,9 @@ def test_the_plan_says_each_learners_part_of_the_sizes(four_gpus):
 
 def test_each_shard_has_to_hold_its_part_of_a_batch():
     flags = ["--env", "Catch-v0", "--agent", "impala", "--mix", "queue=1/2", "uniform@8=1/2", "--batch-size", "16"]
-
-    def planned(*more):
-        arguments = [*flags, *more]
-        return make_plan(Asked.of(default_command(RunCommand, "impala"), arguments), None)
-
-    planned()
+    planned(*flags)
     with pytest.raises(ConfigError, match="uniform@8 holds 4 unrolls, and --agent impala draws 8"):
-        planned("--shards", "2")
+        planned(*flags, "--shards", "2")
 
 
 def test_the_plan_tells_which_numbers_change():
