@@ -27,8 +27,8 @@ class Course:
     ):
         """Begins at the first frame; seconds count from `now`, since 1970."""
         self.schedule, frames = schedule, schedule.frames
-        own = Progress(schedule.start, total_frames, frames, ends_at, end_frames=frames, began_at=now)
-        self.progress = msgspec.structs.replace(own, total_updates=total_updates)
+        ends = total_frames, frames, ends_at, frames
+        self.progress = Progress(schedule.start, *ends, began_at=now, total_updates=total_updates)
 
     def begin(self, frames: int, before: Progress | None, updates: int = 0, seconds: float = 0.0) -> None:
         """Goes on where a checkpoint was, at so many frames, updates and seconds of the run.

@@ -126,7 +126,7 @@ class CountingLearner:
         assert not in_role or torch.full((), 1e-39) * 1 == 0, "the process is not prepared for updates"
         assert known() is None and set(batches) == {"queue", "sequences"}
         queue, sequences = batches["queue"], batches["sequences"]
-        assert self.rate < 1
+        assert self.rate < 1 or not self.updates, "the rate goes with what ends the run"
         assert len(queue.weight) == 2 and len(sequences.weight) == 3
         for batch in (queue, sequences):
             check(batch)
