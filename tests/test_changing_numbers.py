@@ -152,6 +152,19 @@ def test_a_rate_that_is_spent_by_time_goes_on_as_if_its_end_had_been_known():
     assert longer.advance(60_000, longer.late(2150.0)) == pytest.approx(RATE / 6)
 
 
+def test_a_spent_number_goes_on_beside_a_constant_rate_and_another_that_is_not_spent():
+    """They are told the same share of the run's time."""
+    command = learner(learning_rate=RATE, entropy_cost="3:0", value_cost="0.5:0.25")
+    first = Courses(dataclasses.replace(command, ends_at=1600.0), now=1000.0)
+    assert first.advance(60_000, first.late(1600.0)).items() >= {"entropy_cost": 0.0, "value_cost": 0.25}.items()
+    longer = Courses(dataclasses.replace(command, ends_at=2300.0), now=2000.0)
+    longer.begin(60_000, first.progress, updates=50, seconds=600.0)
+    for now, cost in ((2000.0, 1.0), (2150.0, 0.5), (2300.0, 0.0)):
+        numbers = longer.advance(60_000, longer.late(now))
+        assert numbers["entropy_cost"] == pytest.approx(cost) and numbers["value_cost"] == 0.25
+        assert numbers["learning_rate"] == RATE
+
+
 def test_a_run_that_ends_by_updates_goes_with_them():
     """As a learner of a journal does, whose frames are all there at the start."""
     course = begun(total_updates=100)

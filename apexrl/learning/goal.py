@@ -48,20 +48,19 @@ class Course:
         if is_same and not is_spent and before.over_frames == own.over_frames:
             end_frames = before.end_frames
         share = before.share if is_same and not is_spent else 0.0
-        if is_spent:
-            frames, updates, own = 0, 0, msgspec.structs.replace(own, began_at=own.began_at - seconds)
-        begun = {"begun_frames": frames, "begun_updates": updates, "begun_share": share, "share": share}
-        self.progress = msgspec.structs.replace(own, end_frames=end_frames, **begun)
+        self.progress = msgspec.structs.replace(own, began_at=own.began_at - seconds)
+        frames, late = (0, 0.0) if is_spent else (frames, self.late(own.began_at, updates))
+        begun = {"begun_frames": frames, "begun_late": late, "begun_share": share, "share": share}
+        self.progress = msgspec.structs.replace(self.progress, end_frames=end_frames, **begun)
 
     def late(self, now: float, updates: int = 0) -> float:
-        """Returns the share of the time, or of the updates, from the beginning of the way to the end of the run.
+        """Returns the share of the run's time, or of its updates, that is over; 0 where it ends by neither.
 
-        It is 0 where the run ends by neither.
+        It is the same for all numbers of a run.
         """
         own = self.progress
         by_time = (now - own.began_at) / max(own.ends_at - own.began_at, 1.0) if own.ends_at else 0.0
-        coming = max(own.total_updates - own.begun_updates, 1)
-        return max(by_time, (updates - own.begun_updates) / coming if own.total_updates else 0.0)
+        return max(by_time, updates / own.total_updates if own.total_updates else 0.0)
 
     def advance(self, frames: int, late: float = 0.0) -> float:
         """Takes the frames of the run and the result of `late`; returns the number as it is now."""
@@ -71,7 +70,8 @@ class Course:
             passed = (frames - begun) / max(end - begun, 1) if end else 0.0
             if not own.end_frames:
                 has_end = end or own.ends_at or own.total_updates
-                passed = max(late, passed) if has_end else share_of_endless(frames - begun)
+                later = (late - own.begun_late) / max(1 - own.begun_late, 1e-9)
+                passed = max(later, passed) if has_end else share_of_endless(frames - begun)
             share = own.begun_share + (1 - own.begun_share) * min(max(passed, 0.0), 1.0)
             self.progress = msgspec.structs.replace(own, share=share)
         return self.number
@@ -96,7 +96,7 @@ class Courses:
             course.begin(frames, before.get(name), updates, seconds)
 
     def late(self, now: float, updates: int = 0) -> float:
-        """Returns the share of the time or of the updates until the end of the run, see `Course.late`."""
+        """Returns the share of the run's time or of its updates that is over, see `Course.late`."""
         return self._courses[RATE].late(now, updates)
 
     def advance(self, frames: int, late: float = 0.0) -> dict[str, float]:

@@ -63,10 +63,10 @@ class Progress(msgspec.Struct, frozen=True):
     end_frames: Count = 0  # of the run, at which those have passed
     begun_frames: Count = 0
     begun_share: Finite = 0.0
-    began_at: Finite = 0.0
+    began_at: Finite = 0.0  # the run, its earlier starts included
     share: Finite = 0.0  # of the way from start to end
     total_updates: Count = 0
-    begun_updates: Count = 0
+    begun_late: Finite = 0.0  # of the run's time or updates, by then
 
     @property
     def asked(self) -> tuple[float, int, int, float, int]:
