@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -127,9 +128,11 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
     if going_on is not None:
         frames = going_on.transitions_inserted * plan.spec.frames_per_step
         path = latest_path(Path(plan.command.run_dir))
-        courses = Courses(learner_command(plan.command))
+        now, max_seconds = time.time(), plan.command.max_seconds
+        ends_at = now + max_seconds if max_seconds else 0.0
+        courses = Courses(dataclasses.replace(learner_command(plan.command), ends_at=ends_at), now)
         courses.begin(frames, going_on.known_progress, going_on.updates, going_on.seconds)
-        late = courses.late(0.0, going_on.updates)
+        late = courses.late(now, going_on.updates)
         rate = f", learning rate {courses.advance(frames, late)[RATE]:g}" if going_on.known_progress else ""
         console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames{rate}", soft_wrap=True)
     elif plan.command.resume or plan.command.from_scratch:
