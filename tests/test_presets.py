@@ -4,8 +4,8 @@ import pytest
 
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
-from apexrl.config.presets import flags_for, presets, usual_agent
-from apexrl.config.words import Basis
+from apexrl.config.presets import numbers_for, presets, usual_agent
+from apexrl.config.words import Basis, words_of
 from apexrl.running.plan import describe, make_plan
 
 
@@ -13,10 +13,15 @@ def planned(*arguments):
     return make_plan(Asked.of(default_command(RunCommand, Basis.of(arguments).algorithm), arguments), None)
 
 
-@pytest.mark.parametrize("env", presets())
+GRID = "minigrid:MiniGrid-MemoryS7-v0"
+ENVIRONMENTS = [GRID if "*" in env else env for env in presets()]
+
+
+@pytest.mark.parametrize("env", ENVIRONMENTS)
 def test_each_table_is_a_plan(env):
     plan = planned("--env", env)
-    known = flags_for(env, plan.command.agent)
+    numbers = numbers_for(env, plan.command.agent)
+    known = [word for name, value in numbers.items() for word in words_of(f"--{name}", value)]
     assert plan.command.agent == usual_agent(env) and list(plan.known) == known
     assert Asked.of(plan.command, known).command == plan.command  # all of them hold
     assert dict(describe(plan))["preset"].count("presets.toml") == bool(known)
@@ -36,5 +41,14 @@ def test_a_preset_an_agent_and_flags_of_ones_own_win():
         assert plan.command.learning.total_frames == 0 and not plan.known
 
 
+def test_a_table_may_be_of_several_environments_and_present_them():
+    plan = planned("--env", GRID)
+    assert plan.command.preset == "vectors" and plan.command.algorithm.lstm
+    assert plan.spec.frame_shape == (7 * 7 * 20 + 4,), "with the wrapper of the table"
+    own = planned("--env", GRID, "--wrapper", "minigrid.wrappers:ImgObsWrapper", "--no-lstm")
+    assert own.spec.frame_shape == (7, 7, 3) and not own.command.algorithm.lstm
+    assert not {"--wrapper", "--lstm"} & set(own.known)
+
+
 def test_an_unknown_environment_has_no_numbers():
-    assert flags_for("Nobody-v0", "apex-dqn") == [] and usual_agent("Nobody-v0") == "apex-dqn"
+    assert numbers_for("Nobody-v0", "apex-dqn") == {} and usual_agent("Nobody-v0") == "apex-dqn"

@@ -22,7 +22,7 @@ from apexrl.config.flags import (
     wants_of,
     with_preset,
 )
-from apexrl.config.presets import VECTOR_AGENT, flags_for
+from apexrl.config.presets import VECTOR_AGENT, numbers_for
 from apexrl.config.schedules import schedules_of
 from apexrl.config.sections import (
     DEFAULT_AGENT,
@@ -30,7 +30,7 @@ from apexrl.config.sections import (
     UpdateConfig,
 )
 from apexrl.config.tables import TableConfig, part_of, tables_of
-from apexrl.config.words import flag_of
+from apexrl.config.words import flag_of, value_given, words_of
 from apexrl.errors import ConfigError
 from apexrl.hosts import EVERYWHERE, at_port
 from apexrl.learning.devices import devices_of
@@ -92,16 +92,17 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     if asked.command.name and command.run_dir:
         raise ConfigError(f"--name is of a new directory, and this run's is {command.run_dir}: leave --name out")
     device, actor_device = ("cpu", "cpu") if command.reproducible else (command.learning.device, command.actor_device)
-    environment, parts = look_at(command.env, command.wires.patience_seconds)  # another process loads torch meanwhile
+    known = _known_flags(asked) if saved is None else []
+    presented = Asked.of(command, known).command.env
+    environment, parts = look_at(presented, command.wires.patience_seconds)  # another process loads torch meanwhile
     is_free = saved is None and not command.guest and "agent" not in asked.given
     if is_free and command.agent == DEFAULT_AGENT and environment.action_bounds:
         default = dataclasses.replace(default_command(RunCommand, VECTOR_AGENT), env=command.env)
-        asked = Asked.of(default, asked.words)
+        asked, known = Asked.of(default, asked.words), []
         command = asked.command
     machine = Machine.here(ask, device, command.learning.memory_gb, actor_device)
     if saved is not None:
         _check_kept(command, saved, environment, verb)
-    known = _known_flags(command) if saved is None else []
     basis = saved if saved is not None else _defaults(command, machine, environment, known)
     command = asked.onto(basis)
     host = EVERYWHERE.get(command.wires.bind_host, command.wires.bind_host)  # where roles of this machine find servers
@@ -126,15 +127,14 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     ask(Question(network=Identity.of(stream, command.agent, command.network)))
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env, asked.words))
-    pairs = zip(known[::2], known[1::2], strict=True)
-    kept = [word for pair in pairs if name_of(pair[0]) not in asked.given for word in pair]
-    return Plan(command, stream, machine, kept)
+    return Plan(command, stream, machine, known)
 
 
 def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec, known: Sequence[str]) -> RunCommand:
     """Returns the algorithm's preset that was asked for or fits, with sizes that follow from this machine."""
     presets = family_of(asked.agent).presets
-    preset = asked.preset if asked.preset != "auto" else fitting_preset(machine, environment, presets)
+    preset = asked.preset if asked.preset != "auto" else value_given("--preset", known)
+    preset = preset or fitting_preset(machine, environment, presets)
     command = with_preset(dataclasses.replace(default_command(RunCommand, asked.agent), env=asked.env), preset)
     if len(environment.frame_shape) > 1:
         command = with_values(command, {"normalize_observations": False})  # of a preset, which is for vectors
@@ -236,11 +236,19 @@ def _stream_flags(
     return flags or _changed(now, before)  # only together
 
 
-def _known_flags(asked: RunCommand) -> list[str]:
-    """Returns the flags of `presets.toml` that a run begins with: of one with actors that asked for no preset."""
-    if asked.preset != "auto" or not asked.has_actors:
+def _known_flags(asked: Asked[RunCommand]) -> list[str]:
+    """Returns the flags of `presets.toml` that a run begins with, but for those given: of one that asked for no preset.
+
+    A run with actors has them. A guest has the environment of its run.
+    """
+    command, left_out = asked.command, set(asked.given)
+    if command.preset != "auto" or not command.has_actors:
         return []
-    return flags_for(asked.env.env, asked.agent, has_end=bool(asked.max_seconds or asked.learning.total_updates))
+    if command.guest:
+        left_out.update(vars(command.env))
+    has_end = bool(command.max_seconds or command.learning.total_updates)
+    flags = ((flag_of(name), value) for name, value in numbers_for(command.env.env, command.agent, has_end).items())
+    return [word for flag, value in flags if name_of(flag) not in left_out for word in words_of(flag, value)]
 
 
 def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_gpus: int) -> RunCommand:
