@@ -56,10 +56,11 @@ class ImpactUpdate(ImpalaUpdate):
 TWO_CORES: Preset = {
     **impala_config.TWO_CORES,
     "algorithm": {"unroll_starts": 20},
-    "update": {**impala_config.TWO_CORES["update"], "mix": ("uniform@16=1",), "learning_rate": 7e-4},
-    "replay": {**impala_config.TWO_CORES["replay"], "samples_per_insert": 2.0},
-}
-"""For games of Atari on two CPU cores: IMPALA's numbers there, and a buffer of 4 batches."""
+    "update": {**impala_config.TWO_CORES["update"], "mix": ("queue=1/4", "uniform=3/4"), "learning_rate": "4e-4:0",
+               "trace_lambda": 0.95, "entropy_cost": "0.0015:0.003:6_000_000"},
+    "acting": {"environments_per_worker": 16, "parameter_period_frames": 20},
+}  # fmt: skip
+"""For games of Atari on two CPU cores: the loss on LASER's mix of new and replayed unrolls, see docs/log/pong.md."""
 
 SMALL: Preset = {
     **impala_config.SMALL,
