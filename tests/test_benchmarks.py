@@ -247,11 +247,18 @@ def test_all_runs_of_an_experiment_make_an_update_after_as_many_new_unrolls(path
     new_unrolls = set()
     for run in runs:
         command = run.command
-        assert command.reproducible or path.stem == "laser-pong"  # its minutes count
-        parts = parts_of(command.update.mix) if command.agent == "impala" else ()
+        assert command.reproducible or path.stem in ("laser-pong", "impact-pong")  # their minutes count
+        parts = parts_of(command.update.mix) if command.agent in ("impala", "impact") else ()
         online = sum(part.share for part in parts if part.is_online)
         new_unrolls.add(command.update.batch_size * (online or 1 / command.replay.samples_per_insert))
-    others = {"corridor": 4, "laser-breakout": 4, "laser-pong": 1, "replay-states": 4, "memory-catch-r2d2": 4}
+    others = {
+        "corridor": 4,
+        "laser-breakout": 4,
+        "laser-pong": 1,
+        "impact-pong": 1,
+        "replay-states": 4,
+        "memory-catch-r2d2": 4,
+    }
     assert new_unrolls == {others.get(path.stem, 8)}
 
 
