@@ -271,6 +271,6 @@ def test_an_lstm_is_refused_for_vectors():
         FAMILY.stream(dataclasses.replace(ALGORITHM, lstm=True), ARMS)
 
 
-def test_the_rate_is_constant_unless_somebody_says_otherwise():
+def test_the_rate_is_constant_but_for_games_of_atari():
     presets = [FAMILY.presets[name]["update"]["learning_rate"] for name in ("gpu", "two-cores", "small")]
-    assert [ImpactUpdate().learning_rate, *presets] == [5e-4, 7e-4, 7e-4, 1e-3]
+    assert [ImpactUpdate().learning_rate, *presets] == [5e-4, "4e-4:0", "4e-4:0", 1e-3]
