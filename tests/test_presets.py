@@ -4,7 +4,7 @@ import pytest
 
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
-from apexrl.config.presets import numbers_for, presets, usual_agent
+from apexrl.config.presets import flags_for, presets, usual_agent
 from apexrl.config.words import Basis, words_of
 from apexrl.running.plan import describe, make_plan
 
@@ -20,8 +20,8 @@ ENVIRONMENTS = [GRID if "*" in env else env for env in presets()]
 @pytest.mark.parametrize("env", ENVIRONMENTS)
 def test_each_table_is_a_plan(env):
     plan = planned("--env", env)
-    numbers = numbers_for(env, plan.command.agent)
-    known = [word for name, value in numbers.items() for word in words_of(f"--{name}", value)]
+    flags = flags_for(env, plan.command.agent)
+    known = [word for name, value in flags.items() for word in words_of(f"--{name}", value)]
     assert plan.command.agent == usual_agent(env) and list(plan.known) == known
     assert Asked.of(plan.command, known).command == plan.command  # all of them hold
     assert dict(describe(plan))["preset"].count("presets.toml") == bool(known)
@@ -51,4 +51,4 @@ def test_a_table_may_be_of_several_environments_and_present_them():
 
 
 def test_an_unknown_environment_has_no_numbers():
-    assert numbers_for("Nobody-v0", "apex-dqn") == {} and usual_agent("Nobody-v0") == "apex-dqn"
+    assert flags_for("Nobody-v0", "apex-dqn") == {} and usual_agent("Nobody-v0") == "apex-dqn"

@@ -23,8 +23,8 @@ def usual_agent(env: str) -> str:
     return str(_table(env).get("agent", DEFAULT_AGENT))
 
 
-def numbers_for(env: str, agent: str, has_end: bool = False) -> dict[str, Any]:
-    """Returns the flags that an algorithm trains an environment with: none where it is not the usual one.
+def flags_for(env: str, agent: str, has_end: bool = False) -> dict[str, Any]:
+    """Returns the flags that an algorithm trains an environment with, by name: none where it is not the usual one.
 
     Args:
       has_end: the run is to end otherwise than after so many frames.

@@ -22,7 +22,7 @@ from apexrl.config.flags import (
     wants_of,
     with_preset,
 )
-from apexrl.config.presets import VECTOR_AGENT, numbers_for
+from apexrl.config.presets import VECTOR_AGENT, flags_for
 from apexrl.config.schedules import schedules_of
 from apexrl.config.sections import (
     DEFAULT_AGENT,
@@ -93,8 +93,8 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
         raise ConfigError(f"--name is of a new directory, and this run's is {command.run_dir}: leave --name out")
     device, actor_device = ("cpu", "cpu") if command.reproducible else (command.learning.device, command.actor_device)
     known = _known_flags(asked) if saved is None else []
-    presented = Asked.of(command, known).command.env
-    environment, parts = look_at(presented, command.wires.patience_seconds)  # another process loads torch meanwhile
+    presented = Asked.of(command, known).command if known else command
+    environment, parts = look_at(presented.env, command.wires.patience_seconds)  # another process loads torch meanwhile
     is_free = saved is None and not command.guest and "agent" not in asked.given
     if is_free and command.agent == DEFAULT_AGENT and environment.action_bounds:
         default = dataclasses.replace(default_command(RunCommand, VECTOR_AGENT), env=command.env)
@@ -237,18 +237,16 @@ def _stream_flags(
 
 
 def _known_flags(asked: Asked[RunCommand]) -> list[str]:
-    """Returns the flags of `presets.toml` that a run begins with, but for those given: of one that asked for no preset.
+    """Returns the flags of `presets.toml` that a run begins with, but for those given.
 
-    A run with actors has them. A guest has the environment of its run.
+    Only a run with actors that asked for no preset begins with them.
     """
-    command, left_out = asked.command, set(asked.given)
+    command = asked.command
     if command.preset != "auto" or not command.has_actors:
         return []
-    if command.guest:
-        left_out.update(vars(command.env))
     has_end = bool(command.max_seconds or command.learning.total_updates)
-    flags = ((flag_of(name), value) for name, value in numbers_for(command.env.env, command.agent, has_end).items())
-    return [word for flag, value in flags if name_of(flag) not in left_out for word in words_of(flag, value)]
+    flags = ((flag_of(name), value) for name, value in flags_for(command.env.env, command.agent, has_end).items())
+    return [word for flag, value in flags if name_of(flag) not in asked.given for word in words_of(flag, value)]
 
 
 def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_gpus: int) -> RunCommand:
