@@ -9,6 +9,7 @@ class TrainFlags(TypedDict, total=False):
 
     action_gradient_clip: float
     action_mask: str
+    activation: Literal["relu", "tanh"]
     actor_device: str
     actor_port: int
     agent: str

@@ -27,7 +27,6 @@ from apexrl.losses.maximum_entropy import temperature_loss
 from apexrl.losses.policy_gradient import policy_gradient_loss, soft_asymmetric, sum_losses, value_loss
 from apexrl.losses.relevance import accepted_states, relevance
 from apexrl.losses.vtrace import vtrace
-from apexrl.networks import actor_critic
 from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.device import exactly
@@ -185,7 +184,7 @@ class ImpalaLearning(Learning):
 
 def make_network(spec: StreamSpec, network: ActorCriticConfig) -> ActorCriticNetwork:
     """Returns a new network for the observations of a stream, with an LSTM where the log holds its states."""
-    return actor_critic.make_network(spec, network, lstm_size_of(spec))
+    return ActorCriticNetwork(spec, network, lstm_size_of(spec))
 
 
 def make_rows(algorithm: ImpalaAlgorithm, update: ImpalaUpdate, order: StreamOrder) -> ReplayRows | None:

@@ -26,7 +26,7 @@ from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.losses.value_learning import n_step_targets, sequence_priorities
 from apexrl.losses.windows import n_step_windows, valid_starts
 from apexrl.networks.config import ActorCriticConfig
-from apexrl.networks.dueling import RecurrentDuelingNetwork, make_recurrent_network
+from apexrl.networks.dueling import RecurrentDuelingNetwork
 from apexrl.types import StreamSpec, StreamUnrolls
 
 
@@ -121,7 +121,7 @@ class R2d2Learning(Learning):
 
 def make_network(spec: StreamSpec, network: ActorCriticConfig) -> RecurrentDuelingNetwork:
     """Returns a new network for the observations of a stream."""
-    return make_recurrent_network(spec, network, lstm_size_of(spec))
+    return RecurrentDuelingNetwork(spec, network, lstm_size_of(spec))
 
 
 make_actor, make_learner = actor_of(R2d2Acting, ActorCriticConfig, make_network), learner_of(R2d2Learning)

@@ -8,6 +8,7 @@ Learners call `unroll` with whole unrolls. Actors call the network through a `Po
 Where actions are vectors, a policy is the moments of a Gaussian instead of A logits.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.own_torso import OwnTorso
 from apexrl.networks.recurrent import History, RecurrentNetwork
-from apexrl.networks.torsos import ResidualTorso, Torso, check_sizes, make_torso
+from apexrl.networks.torsos import ResidualTorso, Torso
 from apexrl.types import EnvironmentSpec
+
+FIRST_DEVIATION = 0.5  # of a Gaussian policy, in actions from -1 to 1
 
 
 class ActorCriticOutput(NamedTuple):
@@ -29,28 +32,18 @@ class ActorCriticOutput(NamedTuple):
     features: Tensor  # [.., size] that the last layers see
 
 
-def make_network(spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int = 0) -> "ActorCriticNetwork":
-    """Returns the actor-critic network for the observations of a spec, with an LSTM where its size is not 0.
-
-    Raises: ConfigError when frames are of a kind that is not supported, or a size makes no sense.
-    """
-    check_sizes(config, *config.channels, config.hidden_size, *([lstm_size] if lstm_size else []))
-    torso = make_torso(spec, config.channels, config.hidden_size, config.torso, config)
-    return ActorCriticNetwork(torso, config.hidden_size, spec, lstm_size)
-
-
 class ActorCriticNetwork(RecurrentNetwork):
     """A policy and a value of each observation.
 
     Source: arXiv:1802.01561, figure 3.
     """
 
-    def __init__(self, torso: Torso, hidden_size: int, spec: EnvironmentSpec, lstm_size: int):
-        super().__init__(torso, hidden_size, spec.num_actions, lstm_size)
+    def __init__(self, spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int = 0):
+        super().__init__(spec, config, lstm_size)
         self.policy = (nn.Linear(self.core_size, spec.num_actions) if spec.num_actions
                        else GaussianHead(self.core_size, len(spec.action_bounds)))  # fmt: skip
         self.value = nn.Linear(self.core_size, 1)
-        initialize(self.hidden, *torso_layers(torso))
+        initialize(self.hidden, *torso_layers(self.torso))
         initialize(self.policy if isinstance(self.policy, nn.Linear) else self.policy.means, gain=0.01)
         initialize(self.value, gain=1.0)
 
@@ -70,15 +63,16 @@ class ActorCriticNetwork(RecurrentNetwork):
 
 
 class GaussianHead(nn.Module):
-    """The moments [.., 2 size] of a Gaussian, whose deviations no observation changes. They begin at 1.
+    """The moments [.., 2 size] of a Gaussian, whose deviations no observation changes.
 
-    Sources: TRPO (arXiv:1502.05477, appendix D), and PPO of OpenAI's baselines.
+    Sources: TRPO (arXiv:1502.05477, appendix D), and PPO of OpenAI's baselines. Deviation: theirs begin at 1, and most
+    draws of that are beyond a bound.
     """
 
     def __init__(self, num_features: int, size: int):
         super().__init__()
         self.means = nn.Linear(num_features, size)
-        self.log_deviations = nn.Parameter(torch.zeros(size))
+        self.log_deviations = nn.Parameter(torch.full((size,), math.log(FIRST_DEVIATION)))
 
     def forward(self, features: Tensor) -> Tensor:
         """Returns means, then logarithms of deviations."""
@@ -87,7 +81,7 @@ class GaussianHead(nn.Module):
 
 
 def torso_layers(torso: Torso) -> list[nn.Module]:
-    """Returns the layers of a torso that are followed by a ReLU: none of a residual or the user's own."""
+    """Returns the layers of a torso that an activation follows: none of a residual or the user's own."""
     if isinstance(torso, ResidualTorso | OwnTorso) or not isinstance(torso, nn.Module):
         return []
     return [layer for layer in torso.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]

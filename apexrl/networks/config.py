@@ -12,7 +12,8 @@ from apexrl.errors import MALFORMED, WireError
 T = TypeVar("T", bound=NetworkConfig)
 TorsoKind = Literal["shallow", "deep"]
 CriticNorm = Literal["none", "layer", "batch"]
-LATER: Mapping[str, Any] = {"network": "", "inputs": (), "initial_priorities": "equal"}
+Activation = Literal["relu", "tanh"]
+LATER: Mapping[str, Any] = {"network": "", "inputs": (), "initial_priorities": "equal", "activation": "relu"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,8 @@ class ActorCriticConfig(NetworkConfig):
     """Channels of the three convolutions of a shallow torso, or of the three sections of a deep one (IMPALA)."""
     hidden_size: int = 256
     """Units of the layer after the torso (IMPALA), and of the layers of a perceptron."""
+    activation: Activation = "relu"
+    """What follows the layers of a perceptron and those after the torso (IMPALA: relu, PPO on MuJoCo: tanh)."""
 
 
 def to_text(config: NetworkConfig) -> str:

@@ -118,16 +118,16 @@ class RecurrentDuelingNetwork(RecurrentNetwork):
     Source: R2D2 (ICLR 2019).
     """
 
-    def __init__(self, torso: Torso, hidden_size: int, num_actions: int, lstm_size: int):
-        super().__init__(torso, hidden_size, num_actions, lstm_size)
-        self.streams = nn.Linear(self.core_size, 2 * hidden_size)
-        self.value = nn.Linear(hidden_size, 1)
-        self.advantage = nn.Linear(hidden_size, num_actions)
-        initialize(self.hidden, *torso_layers(torso))
+    def __init__(self, spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int):
+        super().__init__(spec, config, lstm_size)
+        self.streams = nn.Linear(self.core_size, 2 * config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, 1)
+        self.advantage = nn.Linear(config.hidden_size, spec.num_actions)
+        initialize(self.hidden, *torso_layers(self.torso))
 
     def outputs(self, core: Tensor) -> Tensor:
         """Returns [.., A] action values."""
-        value, advantage = F.relu(self.streams(core)).chunk(2, dim=-1)
+        value, advantage = self.activation(self.streams(core)).chunk(2, dim=-1)
         advantage = self.advantage(advantage)
         return self.value(value) + advantage - advantage.mean(dim=-1, keepdim=True)
 
@@ -144,13 +144,3 @@ class UnrolledValues(NamedTuple):
 
     values: Tensor  # [T + 1, B, A]
     state: Tensor  # [B, 2, lstm_size]
-
-
-def make_recurrent_network(spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int) -> RecurrentDuelingNetwork:
-    """Returns the dueling network with an LSTM for the observations of a spec.
-
-    Raises: ConfigError when the shape of the frames is not supported, or a size makes no sense.
-    """
-    check_sizes(config, *config.channels, config.hidden_size, lstm_size)
-    torso = make_torso(spec, config.channels, config.hidden_size, config.torso, config)
-    return RecurrentDuelingNetwork(torso, config.hidden_size, spec.num_actions, lstm_size)

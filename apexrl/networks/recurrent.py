@@ -8,11 +8,12 @@ import abc
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.lstm import EpisodicLSTM
-from apexrl.networks.torsos import FrameNetwork, Torso
+from apexrl.networks.torsos import ACTIVATIONS, FrameNetwork, check_sizes, make_torso
+from apexrl.types import EnvironmentSpec
 
 
 class History(NamedTuple):
@@ -30,16 +31,22 @@ class History(NamedTuple):
 class RecurrentNetwork(FrameNetwork):
     """A network that may have an LSTM. The LSTM and the last layers compute in float32."""
 
-    def __init__(self, torso: Torso, hidden_size: int, num_actions: int, lstm_size: int):
-        super().__init__(torso)
-        self.num_actions = num_actions
-        self.hidden = nn.Linear(torso.num_features, hidden_size)
+    def __init__(self, spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int):
+        """Makes the network for the observations of a spec, with an LSTM where its size is not 0.
+
+        Raises: ConfigError when frames are of a kind that is not supported, or a size makes no sense.
+        """
+        size = config.hidden_size
+        check_sizes(config, *config.channels, size, *([lstm_size] if lstm_size else []))
+        super().__init__(make_torso(spec, config.channels, size, config.torso, config, config.activation))
+        self.num_actions, self.activation = spec.num_actions, ACTIVATIONS[config.activation]
+        self.hidden = nn.Linear(self.torso.num_features, size)
         self.lstm: EpisodicLSTM | None = None
-        self.core_size = hidden_size  # numbers that the last layers see
+        self.core_size = size  # numbers that the last layers see
         if lstm_size:
-            self.lstm = EpisodicLSTM(hidden_size + num_actions + 1, lstm_size)
+            self.lstm = EpisodicLSTM(size + spec.num_actions + 1, lstm_size)
             self.core_size = lstm_size
-            self.memory_size = 2 * lstm_size + num_actions + 1
+            self.memory_size = 2 * lstm_size + spec.num_actions + 1
 
     @abc.abstractmethod
     def outputs(self, core: Tensor) -> Tensor:
@@ -92,7 +99,7 @@ class RecurrentNetwork(FrameNetwork):
 
     def _hidden(self, features: Tensor) -> Tensor:
         """Returns the hidden layer [B, hidden_size] in float32."""
-        return F.relu(self.hidden(features)).float()
+        return self.activation(self.hidden(features)).float()
 
 
 def memory_of(history: History, num_actions: int) -> Tensor:

@@ -5,6 +5,7 @@ A torso gives its first layer's weights apart from its features, so that an acto
 
 import abc
 import math
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from apexrl.config.sections import NetworkConfig
 from apexrl.errors import ConfigError
-from apexrl.networks.config import TorsoKind
+from apexrl.networks.config import Activation, TorsoKind
 from apexrl.networks.frame_layout import SMALLEST_SCREEN, FrameLayout
 from apexrl.networks.hidden_linear import HiddenLinear
 from apexrl.networks.normalizer import Normalizer
@@ -21,6 +22,7 @@ from apexrl.networks.own_torso import OwnTorso
 from apexrl.types import FORBIDDEN, EnvironmentSpec
 
 LARGEST_LAYER = 65_536  # channels or units
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh}
 
 
 def check_sizes(config: NetworkConfig, *sizes: int) -> None:
@@ -57,19 +59,21 @@ def make_torso(
     hidden_size: int,
     kind: TorsoKind = "shallow",
     own: NetworkConfig | None = None,
+    activation: Activation = "relu",
 ) -> Torso:
     """Returns the torso for the frames of a spec: convolutions for pictures, a perceptron for vectors.
 
     Args:
       kind: which convolutions look at screens; pictures too small for them have one torso of their own.
       own: the network's configuration; the user's module, where it names one, takes the place of all others.
+      activation: a perceptron's; convolutions have rectifiers.
     Raises: ConfigError when the shape of the frames is not supported, or the user's module does not work.
     """
     if own is not None and own.network:
         return OwnTorso(spec, own)
     shape = spec.frame_shape
     if len(shape) <= 1:
-        return Perceptron(spec, hidden_size)
+        return Perceptron(spec, hidden_size, activation)
     if len(shape) > 3:
         raise ConfigError(f"{spec.env} has observations {shape}: only vectors and pictures are supported")
     if min(shape[:2]) >= SMALLEST_SCREEN:
@@ -180,9 +184,10 @@ class SmallTorso(nn.Module):
 class Perceptron(nn.Module):
     """Two layers for frames that are vectors; a stack is one vector after the other."""
 
-    def __init__(self, spec: EnvironmentSpec, hidden_size: int):
+    def __init__(self, spec: EnvironmentSpec, hidden_size: int, activation: Activation = "relu"):
         super().__init__()
         self.layout = FrameLayout.of(spec)
+        self.activation = ACTIVATIONS[activation]
         self.first = nn.Linear(spec.stacked_frames * spec.frame_size, hidden_size)
         self.second = HiddenLinear(hidden_size, hidden_size)
         self.num_features = hidden_size
@@ -193,7 +198,8 @@ class Perceptron(nn.Module):
 
     def features(self, prepared: Tensor, kernel: Tensor) -> Tensor:
         """Returns [B, num_features] of prepared stacks."""
-        return F.relu(self.second(F.relu(F.linear(prepared, kernel, self.first.bias))))
+        hidden = self.activation(F.linear(prepared, kernel, self.first.bias))
+        return self.activation(self.second(hidden))
 
 
 class FrameNetwork(nn.Module, abc.ABC):

@@ -16,7 +16,7 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.agents.pqn_config import PqnUpdate
 from apexrl.agents.pqn_config import stream as pqn_stream
 from apexrl.losses.quantiles import quantile_huber
-from apexrl.networks.actor_critic import make_network as make_actor_critic
+from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.networks.config import DuelingConfig, to_text
 from apexrl.networks.dueling import make_network, make_normalized_network
 from apexrl.networks.headers import ParametersHeader
@@ -227,7 +227,7 @@ def test_policies_of_impala_and_laser_are_over_allowed_actions_alone(changes):
             found[table] = batch._replace(observation=observation, action=actions, extras=extras)
     metrics = learner.gradients(batches, lambda: None).metrics
     found = torch.cat([parameter.grad.flatten() for parameter in learner.online["network"].parameters()])
-    twin = Subset(without_masks(learner.online["network"], make_actor_critic, ACTOR_CRITIC), iter(places))
+    twin = Subset(without_masks(learner.online["network"], ActorCriticNetwork, ACTOR_CRITIC), iter(places))
     expected, loss = slow_gradients(SimpleNamespace(online={"network": twin}), update, small, 0.9)
     torch.testing.assert_close(found, expected.float(), rtol=1e-3, atol=1e-3)
     assert metrics["loss"].item() == pytest.approx(loss, rel=1e-3) and 0 < metrics["entropy"] < np.log(2)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from apexrl.agents.impala_config import ImpalaAlgorithm, stream
-from apexrl.networks.actor_critic import make_network
+from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.recurrent import History
 from apexrl.types import EnvironmentSpec, Unroll
@@ -56,7 +56,7 @@ class LongStream:
 def new_network():
     """Returns a network whose logits depend on its state."""
     torch.manual_seed(0)
-    network = make_network(SPEC, ActorCriticConfig("shallow", (4, 4, 4), 8), LSTM_SIZE)
+    network = ActorCriticNetwork(SPEC, ActorCriticConfig("shallow", (4, 4, 4), 8), LSTM_SIZE)
     with torch.no_grad():
         network.policy.weight.mul_(4)
     return network

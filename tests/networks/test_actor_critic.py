@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from apexrl.errors import ConfigError, WireError
-from apexrl.networks import actor_critic
+from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.policy import Policy
@@ -29,10 +29,11 @@ class Sizes(NamedTuple):
 
 
 CONFIGS = [Sizes(SHALLOW), Sizes(DEEP), Sizes(SHALLOW, SIZE), Sizes(DEEP, SIZE)]
+TANH = dataclasses.replace(SHALLOW, activation="tanh")
 
 
 def make_network(spec, sizes):
-    return actor_critic.make_network(spec, *sizes)
+    return ActorCriticNetwork(spec, *sizes)
 
 
 def spec_of(shape, stacked=4, actions=NUM_ACTIONS):
@@ -90,7 +91,7 @@ def history_of(parts, state, first=0):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", [*CONFIGS, Sizes(TANH), Sizes(TANH, SIZE)])
 @pytest.mark.parametrize(("shape", "stacked"), SHAPES)
 def test_a_learners_pass_over_an_unroll_is_the_actors_steps(config, shape, stacked, device):
     spec = spec_of(shape, stacked)
@@ -300,3 +301,21 @@ def test_the_policy_over_vectors_is_a_gaussian_whose_deviations_are_learned_for_
         found = torch.from_numpy(acting.values(frames[t], starts[t], stack))
         torch.testing.assert_close(found[:, :4], output.logits[t].detach())
         torch.testing.assert_close(found[:, 4], output.values[t].detach())
+
+
+def test_the_deviations_of_a_policy_over_vectors_begin_at_half_of_its_reach():
+    network = make_network(EnvironmentSpec("Shape-v0", (3,), "float32", 1, 0, 1, ((-2.0, 2.0),)), Sizes(TANH))
+    moments = network.unroll(torch.randn(STEPS, NUM_ENVS, 1, 3)).logits
+    torch.testing.assert_close(moments[..., 1].exp(), torch.full((STEPS, NUM_ENVS), 0.5))
+    assert (moments[..., 0].abs() < 0.1).all()
+
+
+def test_the_layers_of_a_perceptron_and_the_one_after_it_have_the_activation_that_is_asked_for():
+    spec, observation = spec_of((3,), 1), torch.randn(1, 64, 1, 3)
+    networks = make_network(spec, Sizes(SHALLOW)), make_network(spec, Sizes(TANH))
+    networks[1].load_state_dict(networks[0].state_dict())
+    for network, function in zip(networks, (torch.relu, torch.tanh), strict=True):
+        torso, x = network.torso, observation[0, :, 0]
+        for layer in (torso.first, torso.second, network.hidden):
+            x = function(torch.nn.functional.linear(x, layer.weight, layer.bias))
+        torch.testing.assert_close(network.unroll(observation).features[0], x)

@@ -9,7 +9,7 @@ from torch import nn
 
 from apexrl.agents.engine.gradient import Gradient
 from apexrl.learning.updates.side_thread import SideThread
-from apexrl.networks.actor_critic import make_network
+from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.recurrent import History
 from apexrl.types import EnvironmentSpec
@@ -117,7 +117,7 @@ def test_whole_unrolls_of_an_actor_critic_have_the_gradients_of_autograd(torso, 
     history = History(zeros > 0, zeros.long(), zeros, state)
     for spawn in (None, in_a_thread()):
         torch.manual_seed(0)
-        net = make_network(SPEC, ActorCriticConfig(torso, (4, 8, 8), 256), lstm_size)
+        net = ActorCriticNetwork(SPEC, ActorCriticConfig(torso, (4, 8, 8), 256), lstm_size)
         gradient = Gradient({"net": net.to(memory_format=torch.channels_last)}, is_mean=False)
         if spawn is not None:
             gradient.parts["net"].use_thread(spawn, net)
