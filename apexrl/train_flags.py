@@ -49,6 +49,7 @@ class TrainFlags(TypedDict, total=False):
     film_every: int
     final_evaluation_seconds: float
     fire_at_reset: bool
+    first_deviation: float
     first_temperature: float
     fork: str
     frame_stack: int

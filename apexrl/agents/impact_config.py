@@ -77,7 +77,7 @@ VECTORS: Preset = {
     "update": {"batch_size": 16, "mix": ("uniform@64=1",), "minibatches": 8, "target_period_updates": 16,
                "learning_rate": "5e-4:0", "surrogate_clip": 0.2, "trace_lambda": 0.95, "entropy_cost": 0.0,
                "max_gradient_norm": 0.5},
-    "network": {"hidden_size": 128, "activation": "tanh"},
+    "network": {"hidden_size": 128, "activation": "tanh", "first_deviation": 0.5},
     "replay": {"capacity": 100_000, "min_size_to_sample": 4_096, "samples_per_insert": 4.0},
     "learning": {"normalize_observations": True, "scale_rewards": True, "publish_period_updates": 1,
                  "publish_period_seconds": 0.1},

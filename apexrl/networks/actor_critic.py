@@ -14,13 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from apexrl.errors import ConfigError
 from apexrl.networks.config import ActorCriticConfig
 from apexrl.networks.own_torso import OwnTorso
 from apexrl.networks.recurrent import History, RecurrentNetwork
 from apexrl.networks.torsos import ResidualTorso, Torso
 from apexrl.types import EnvironmentSpec
-
-FIRST_DEVIATION = 0.5  # of a Gaussian policy, in actions from -1 to 1
 
 
 class ActorCriticOutput(NamedTuple):
@@ -39,9 +38,15 @@ class ActorCriticNetwork(RecurrentNetwork):
     """
 
     def __init__(self, spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int = 0):
+        """Makes the network as `RecurrentNetwork` does.
+
+        Raises: ConfigError as that does, and when no Gaussian has the deviation that its policy should begin with.
+        """
+        if not 0 < config.first_deviation < math.inf:
+            raise ConfigError(f"a network of {config} makes no sense: --first-deviation has to be above 0")
         super().__init__(spec, config, lstm_size)
         self.policy = (nn.Linear(self.core_size, spec.num_actions) if spec.num_actions
-                       else GaussianHead(self.core_size, len(spec.action_bounds)))  # fmt: skip
+                       else GaussianHead(self.core_size, len(spec.action_bounds), config.first_deviation))  # fmt: skip
         self.value = nn.Linear(self.core_size, 1)
         initialize(self.hidden, *torso_layers(self.torso))
         initialize(self.policy if isinstance(self.policy, nn.Linear) else self.policy.means, gain=0.01)
@@ -65,14 +70,13 @@ class ActorCriticNetwork(RecurrentNetwork):
 class GaussianHead(nn.Module):
     """The moments [.., 2 size] of a Gaussian, whose deviations no observation changes.
 
-    Sources: TRPO (arXiv:1502.05477, appendix D), and PPO of OpenAI's baselines. Deviation: theirs begin at 1, and most
-    draws of that are beyond a bound.
+    Sources: TRPO (arXiv:1502.05477, appendix D), and PPO of OpenAI's baselines.
     """
 
-    def __init__(self, num_features: int, size: int):
+    def __init__(self, num_features: int, size: int, first_deviation: float):
         super().__init__()
         self.means = nn.Linear(num_features, size)
-        self.log_deviations = nn.Parameter(torch.full((size,), math.log(FIRST_DEVIATION)))
+        self.log_deviations = nn.Parameter(torch.full((size,), math.log(first_deviation)))
 
     def forward(self, features: Tensor) -> Tensor:
         """Returns means, then logarithms of deviations."""

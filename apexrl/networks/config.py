@@ -13,7 +13,13 @@ T = TypeVar("T", bound=NetworkConfig)
 TorsoKind = Literal["shallow", "deep"]
 CriticNorm = Literal["none", "layer", "batch"]
 Activation = Literal["relu", "tanh"]
-LATER: Mapping[str, Any] = {"network": "", "inputs": (), "initial_priorities": "equal", "activation": "relu"}
+LATER: Mapping[str, Any] = {
+    "network": "",
+    "inputs": (),
+    "initial_priorities": "equal",
+    "activation": "relu",
+    "first_deviation": 1.0,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +90,8 @@ class ActorCriticConfig(NetworkConfig):
     """Units of the layer after the torso (IMPALA), and of the layers of a perceptron."""
     activation: Activation = "relu"
     """What follows the layers of a perceptron and those after the torso (IMPALA: relu, PPO on MuJoCo: tanh)."""
+    first_deviation: Annotated[float, Range()] = 1.0
+    """Where actions are vectors, the deviations with which a policy begins, of actions from -1 to 1 (PPO: 1)."""
 
 
 def to_text(config: NetworkConfig) -> str:

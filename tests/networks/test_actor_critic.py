@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -267,9 +268,10 @@ def test_a_forgotten_history_or_memory_is_named():
         {"hidden_size": 0},
         {"lstm_size": -1},
         {"lstm_size": 2**40},
+        *({"first_deviation": number} for number in (0.0, -1.0, math.inf, math.nan)),
     ],
 )
-def test_an_absurd_size_is_refused_and_takes_no_memory(changes):
+def test_an_absurd_number_is_refused_and_takes_no_memory(changes):
     spec, lstm_size = spec_of((84, 84)), changes.get("lstm_size", SIZE)
     config = Sizes(dataclasses.replace(DEEP, **{k: v for k, v in changes.items() if k != "lstm_size"}), lstm_size)
     with pytest.raises(ConfigError, match="makes no sense"):
@@ -303,8 +305,9 @@ def test_the_policy_over_vectors_is_a_gaussian_whose_deviations_are_learned_for_
         torch.testing.assert_close(found[:, 4], output.values[t].detach())
 
 
-def test_the_deviations_of_a_policy_over_vectors_begin_at_half_of_its_reach():
-    network = make_network(EnvironmentSpec("Shape-v0", (3,), "float32", 1, 0, 1, ((-2.0, 2.0),)), Sizes(TANH))
+def test_the_deviations_of_a_policy_over_vectors_begin_where_they_are_asked_to():
+    config = dataclasses.replace(TANH, first_deviation=0.5)
+    network = make_network(EnvironmentSpec("Shape-v0", (3,), "float32", 1, 0, 1, ((-2.0, 2.0),)), Sizes(config))
     moments = network.unroll(torch.randn(STEPS, NUM_ENVS, 1, 3)).logits
     torch.testing.assert_close(moments[..., 1].exp(), torch.full((STEPS, NUM_ENVS), 0.5))
     assert (moments[..., 0].abs() < 0.1).all()
