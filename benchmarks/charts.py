@@ -4,7 +4,7 @@ import csv
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,6 @@ OURS = "apexrl"
 COLOURS = {OURS: "C0", "Reverb": "C1"}  # all others are gray
 GAMES = ("Pong", "Breakout", "Seaquest", "noise")
 PEERS = {"ours": OURS, "reverb": "Reverb", "pickle": "pickle, one lock"}
-CURVES = {"pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser-seed0": "LASER, 3 of 4 replayed"}
-ATARI = {"Breakout": ("Ape-X", "SB3 DQN"), "SpaceInvaders": ("Ape-X", "SB3 DQN"), "BeamRider": ("Ape-X", "SB3 DQN")}
 SWEEPS = (  # curves in files of their names
     *("laser-catch", "laser-cartpole", "laser-breakout", "switching-catch"),
     *("memory-catch", "lstm-corridor", "replay-states"),
@@ -37,6 +35,29 @@ ROBOTS = {  # the label of a curve, and its place
     "robots-half-cheetah-sb3-sac": ("Stable-Baselines3 2.9.2,\nstopped after 10 minutes", 10.4, 5400),
 }
 ROBOT_MINUTES, ZOO_RETURN = 20, 9535  # of the RL Zoo's SAC after a million steps, as its table has it
+
+
+class Row(NamedTuple):
+    """Panels beside each other, one for each axis, with the same curves."""
+
+    title: str
+    axes: Sequence[str]  # minutes, frames
+    labels: Mapping[str, str]  # of curves, by the names of their files
+
+
+COMPARISONS = {  # the rows of charts, by the names of their files
+    "curves": [Row("", ("minutes", "frames"), {
+        "pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser-seed0": "LASER, 3 of 4 replayed"})],
+    "games": [
+        Row(title, ("frames",), {f"games-{name}-ape-x": "Ape-X", f"games-{name}-sb3-dqn": "SB3 DQN"})
+        for title, name in {"Breakout": "breakout", "SpaceInvaders": "spaceinvaders", "BeamRider": "beamrider"}.items()
+    ],
+    "games-breakout": [Row("", ("frames",), {
+        "games-breakout-ape-x": "Ape-X, one rate", "games-breakout-falling": "Ape-X, a rate that falls over 16 M",
+        "games-breakout-impact": "IMPACT, a rate that falls over 12 M"})],
+    "robots-half-cheetah-impact": [Row("", ("minutes", "frames"), {
+        "robots-half-cheetah-impact": "IMPACT", "robots-half-cheetah-sb3-ppo": "SB3 PPO"})],
+}  # fmt: skip
 
 
 class Bars(NamedTuple):
@@ -137,26 +158,17 @@ def draw_speeds(path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def draw_curves(path: Path) -> None:
-    """Writes the chart of the learning curves: mean return over minutes, and over frames."""
-    panels = [Panel("", "minutes", []), Panel("", "frames", [])]
-    for name, label in CURVES.items():
-        curve = read_curve(RESULTS / f"{name}.csv")
-        for panel, positions in zip(panels, (curve.seconds / 60, curve.frames), strict=True):
-            panel.lines.append(Line(label, positions, curve.returns, curve.worst, curve.best))
-    path.write_bytes(picture_of([panels], "evaluation return: mean, worst to best game"))
-
-
-def draw_games(path: Path) -> None:
-    """Writes the chart of other games: mean return over frames, of ours and of SB3's DQN in the same time."""
-    rows = []
-    for game, systems in ATARI.items():
-        panel = Panel(game, "frames", [])
-        for label in systems:
-            curve = read_curve(RESULTS / f"games-{game}-{label}.csv".lower().replace(" ", "-"))
-            panel.lines.append(Line(label, curve.frames, curve.returns, curve.worst, curve.best))
-        rows.append([panel])
-    path.write_bytes(picture_of(rows, "mean, worst to best game"))
+def draw_comparison(path: Path, rows: Iterable[Row]) -> None:
+    """Writes a chart of learning curves: mean return over minutes or frames, with the range of the games."""
+    panels = []
+    for row in rows:
+        panels.append([Panel(row.title, axis, []) for axis in row.axes])
+        for name, label in row.labels.items():
+            curve = read_curve(RESULTS / f"{name}.csv")
+            positions = {"minutes": curve.seconds / 60, "frames": curve.frames}
+            for panel in panels[-1]:
+                panel.lines.append(Line(label, positions[panel.position_name], curve.returns, curve.worst, curve.best))
+    path.write_bytes(picture_of(panels, "evaluation return: mean, worst to best game"))
 
 
 def draw_robot(path: Path) -> None:
@@ -243,8 +255,8 @@ def variants(path: Path) -> Iterator[Line]:
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     draw_speeds(folder / "speeds.png")
-    draw_curves(folder / "curves.png")
-    draw_games(folder / "games.png")
+    for chart, rows_of_chart in COMPARISONS.items():
+        draw_comparison(folder / f"{chart}.png", rows_of_chart)
     draw_robot(folder / "robots-half-cheetah.png")
     draw_ratio(folder / "robots-ratio.png")
     draw_corridor(folder / "corridor.png")
