@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import ConfigError
-from apexrl.networks.config import ActorCriticConfig
+from apexrl.networks.config import FIRST_DEVIATIONS, ActorCriticConfig
 from apexrl.networks.own_torso import OwnTorso
 from apexrl.networks.recurrent import History, RecurrentNetwork
 from apexrl.networks.torsos import ResidualTorso, Torso
@@ -40,10 +40,10 @@ class ActorCriticNetwork(RecurrentNetwork):
     def __init__(self, spec: EnvironmentSpec, config: ActorCriticConfig, lstm_size: int = 0):
         """Makes the network as `RecurrentNetwork` does.
 
-        Raises: ConfigError as that does, and when no Gaussian has the deviation that its policy should begin with.
+        Raises: ConfigError as that does, and when a policy over vectors learns nothing from its first deviation.
         """
-        if not 0 < config.first_deviation < math.inf:
-            raise ConfigError(f"a network of {config} makes no sense: --first-deviation has to be above 0")
+        if wanted := FIRST_DEVIATIONS.wanted(config.first_deviation):
+            raise ConfigError(f"a network of {config} makes no sense: --first-deviation has to be {wanted}")
         super().__init__(spec, config, lstm_size)
         self.policy = (nn.Linear(self.core_size, spec.num_actions) if spec.num_actions
                        else GaussianHead(self.core_size, len(spec.action_bounds), config.first_deviation))  # fmt: skip

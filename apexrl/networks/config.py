@@ -20,6 +20,7 @@ LATER: Mapping[str, Any] = {
     "activation": "relu",
     "first_deviation": 1.0,
 }
+FIRST_DEVIATIONS = Range(0.01, 7)  # a policy learns from those that losses/gaussian.py does not cut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +91,19 @@ class ActorCriticConfig(NetworkConfig):
     """Units of the layer after the torso (IMPALA), and of the layers of a perceptron."""
     activation: Activation = "relu"
     """What follows the layers of a perceptron and those after the torso (IMPALA: relu, PPO on MuJoCo: tanh)."""
-    first_deviation: Annotated[float, Range()] = 1.0
+    first_deviation: Annotated[float, FIRST_DEVIATIONS] = 1.0
     """Where actions are vectors, the deviations with which a policy begins, of actions from -1 to 1 (PPO: 1)."""
 
 
 def to_text(config: NetworkConfig) -> str:
-    """Returns a configuration as JSON, without fields that came later and have their defaults: texts are compared."""
+    """Returns a configuration as JSON. Texts are compared, so new fields change none that is older than they are."""
+    return msgspec.json.encode(chosen_fields(config)).decode()
+
+
+def chosen_fields(config: NetworkConfig) -> dict[str, Any]:
+    """Returns the fields of a configuration by name, without those that came later and have their defaults."""
     fields = dataclasses.asdict(config)
-    kept = {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
-    return msgspec.json.encode(kept).decode()
+    return {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
 
 
 def own_network(text: str) -> str:

@@ -39,7 +39,7 @@ from apexrl.learning.experience.mixed_log import WITH_ACTORS, Share
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.learning.sharing import divided_sizes, share_of
 from apexrl.net.insert_checks import why_impossible, why_too_large
-from apexrl.networks.config import LATER
+from apexrl.networks.config import chosen_fields
 from apexrl.networks.headers import Identity
 from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
@@ -309,7 +309,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         tables = tables_of(explicit_replay(command), spec.unroll_starts, spec.has_unroll_priorities)
         sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
-    network = {name: size for name, size in vars(command.network).items() if (name, size) not in LATER.items()}
+    network = chosen_fields(command.network)
     max_seconds = 0.0 if command.reproducible else command.max_seconds
     ways = schedules_of(update)
     optimizer = f"{update.optimizer} {ways.pop('learning_rate').describe(command.learning, max_seconds)}"

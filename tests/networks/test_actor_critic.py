@@ -268,7 +268,7 @@ def test_a_forgotten_history_or_memory_is_named():
         {"hidden_size": 0},
         {"lstm_size": -1},
         {"lstm_size": 2**40},
-        *({"first_deviation": number} for number in (0.0, -1.0, math.inf, math.nan)),
+        *({"first_deviation": number} for number in (0.0, -1.0, 0.005, 8.0, math.inf, math.nan)),
     ],
 )
 def test_an_absurd_number_is_refused_and_takes_no_memory(changes):
