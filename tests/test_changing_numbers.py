@@ -200,6 +200,48 @@ def test_a_number_that_stayed_begins_its_way_where_it_is_asked_to_change():
     assert rates(begun(f"{RATE}:0", 600, constant, total_frames=800), [600, 700]) == pytest.approx([RATE, RATE / 2])
 
 
+TOWARDS = [  # a number that goes on towards another one, the ends of both, and where it is at 900 frames of 1,000
+    ("3:3", "3:0", "", "", 3.0),
+    ("3:1", "3:0", "", "", 1.2),
+    ("3:2", "3:0.1", ":1000", ":1000", 2.1),
+    ("3:1", "3:2", "", "", 1.2),
+    ("1:5", "1:9", "", "", 4.6),
+    ("3:0", "3:0:cosine", "", "", 0.3),
+    ("3:0:cosine", "3:1", "", "", 1.5 * (1 + math.cos(0.9 * math.pi))),
+    ("3:3", "3:0", "", ":2000", 3.0),
+]
+
+
+@pytest.mark.parametrize(("first", "later", "over", "later_over", "at"), TOWARDS)
+@pytest.mark.parametrize("longer", [0, 2000])
+def test_a_number_goes_on_towards_another_one_from_where_it_is(first, later, over, later_over, at, longer):
+    """Whether the run ends where it was to end, or later; restarts on the way change nothing."""
+
+    def way(text, frames):
+        number, _, shape = text.partition(":cosine")
+        return number + frames + (":cosine" if "cosine" in text else shape)
+
+    before = begun(way(first, over), total_frames=1000)
+    assert rates(before, [900]) == pytest.approx([at])
+    ends = {"total_frames": 1000 + longer}
+    course = begun(way(later, later_over), 900, before, **ends)
+    last = 900 + 2000 if later_over == ":2000" else 1000 if later_over else 1000 + longer
+    goal = Schedule.of(later).end
+    found = rates(course, [900, 950, (900 + last) // 2, last])
+    assert found[0] == pytest.approx(at) and found[-1] == pytest.approx(goal)
+    assert found[2] == pytest.approx((at + goal) / 2)
+    restarted = begun(way(later, later_over), 950, begun(way(later, later_over), 900, before, **ends), **ends)
+    assert rates(restarted, [950, last]) == pytest.approx([found[1], goal])
+
+
+def test_a_number_stays_that_is_asked_to_stay():
+    before = begun(total_frames=1000)
+    rates(before, [900])
+    constant = begun(RATE, 900, before, total_frames=1000)
+    assert rates(constant, [900, 1000]) == [RATE, RATE]
+    assert rates(begun(frames=950, before=constant, total_frames=1000), [950, 975]) == pytest.approx([RATE, RATE / 2])
+
+
 def learner(total_frames=0, **update):
     sections = {"update": update, "learning": {"total_frames": total_frames}}
     return with_sections(default_command(LearnerCommand, "impala"), sections)

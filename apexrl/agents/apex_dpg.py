@@ -111,7 +111,7 @@ class DpgLearning(Learning):
         """
         after, policy, critics = batches[self.update.table].next_observation, target["policy"], target["critics"]
         actions = policy(after)
-        sizes = (actions / policy.reach).abs().mean(dim=1)
+        sizes = ((actions - policy.center) / policy.reach).abs().mean(dim=1)
         if self.update.target_noise:
             most, deviation = self.update.target_noise_clip, self.update.target_noise
             noise = (deviation * torch.randn_like(actions)).clamp(-most, most) * policy.reach

@@ -17,9 +17,9 @@ class Course:
     """The way of one number. One owner.
 
     It goes with the frames of its schedule; without them with the frames of the run, its updates and the time until its
-    end, whichever is furthest; without an end ever more slowly (`schedules.share_of_endless`). A run that goes on with
-    other ends goes from where it is to the new ones; with another start it begins there. A number that is spent begins
-    as if it had had its new ends from the start.
+    end, whichever is furthest; without an end ever more slowly (`schedules.share_of_endless`). In a run that goes on
+    with other ends, or towards another number, it goes on from where it is; with another start it begins there. A
+    number that is spent begins as if it had had its new ends from the start.
     """
 
     def __init__(
@@ -28,7 +28,8 @@ class Course:
         """Begins at the first frame; seconds count from `now`, since 1970."""
         self.schedule, frames = schedule, schedule.frames
         ends = total_frames, frames, ends_at, frames
-        self.progress = Progress(schedule.start, *ends, began_at=now, total_updates=total_updates)
+        asked = {"total_updates": total_updates, "end": schedule.end, "shape": schedule.shape}
+        self.progress = Progress(schedule.start, *ends, began_at=now, **asked)
 
     def begin(self, frames: int, before: Progress | None, updates: int = 0, seconds: float = 0.0) -> None:
         """Goes on where a checkpoint was, at so many frames, updates and seconds of the run.
@@ -39,19 +40,26 @@ class Course:
         own = self.progress
         if before is None:
             return
+        if before.end is None:
+            before = msgspec.structs.replace(before, end=own.end, shape=own.shape)
         if before.asked == own.asked:
             self.progress = before
             return
-        is_same = before.rate == own.rate
-        is_spent = is_same and abs(self.schedule.at(before.share)) < SPENT * abs(own.rate)
+        was, is_same = number_of(before), before.rate == own.rate
+        is_spent = is_same and abs(was) < SPENT * abs(own.rate)
         end_frames = frames + own.over_frames if own.over_frames else 0
-        if is_same and not is_spent and before.over_frames == own.over_frames:
-            end_frames = before.end_frames
-        share = before.share if is_same and not is_spent else 0.0
+        share, number = 0.0, None
+        if is_same and not is_spent:
+            if before.over_frames == own.over_frames:
+                end_frames = before.end_frames
+            if (before.end, before.shape) == (own.end, own.shape):
+                share, number = before.share, before.begun_number
+            elif not self.schedule.is_constant:
+                number = was
         self.progress = msgspec.structs.replace(own, began_at=own.began_at - seconds)
         frames, late = (0, 0.0) if is_spent else (frames, self.late(own.began_at, updates))
-        begun = {"begun_frames": frames, "begun_late": late, "begun_share": share, "share": share}
-        self.progress = msgspec.structs.replace(self.progress, end_frames=end_frames, **begun)
+        begun = {"begun_frames": frames, "begun_late": late, "begun_share": share, "begun_number": number}
+        self.progress = msgspec.structs.replace(self.progress, end_frames=end_frames, share=share, **begun)
 
     def late(self, now: float, updates: int = 0) -> float:
         """Returns the share of the run's time, or of its updates, that is over; 0 where it ends by neither.
@@ -79,7 +87,13 @@ class Course:
     @property
     def number(self) -> float:
         """The number as it is now."""
-        return self.schedule.at(self.progress.share)
+        return number_of(self.progress)
+
+
+def number_of(progress: Progress) -> float:
+    """Returns the number that has come so far; of an earlier version's progress, which tells no end, its start."""
+    start = progress.rate if progress.begun_number is None else progress.begun_number
+    return Schedule(start, start if progress.end is None else progress.end, shape=progress.shape).at(progress.share)
 
 
 class Courses:

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import safetensors
@@ -63,15 +63,19 @@ class Progress(msgspec.Struct, frozen=True):
     end_frames: Count = 0  # of the run, at which those have passed
     begun_frames: Count = 0
     begun_share: Finite = 0.0
+    begun_number: Finite | None = None  # from which the way goes; None: from where it starts
     began_at: Finite = 0.0  # the run, its earlier starts included
     share: Finite = 0.0  # of the way from start to end
     total_updates: Count = 0
     begun_late: Finite = 0.0  # of the run's time or updates, by then
+    end: Finite | None = None  # where the number ends; None: an earlier version, which did not tell
+    shape: Literal["linear", "cosine"] = "linear"
 
     @property
-    def asked(self) -> tuple[float, int, int, float, int]:
+    def asked(self) -> tuple[float | str | None, ...]:
         """The wish, by which a restart is known from a run that goes on otherwise."""
-        return self.rate, self.total_frames, self.over_frames, self.ends_at, self.total_updates
+        ends = self.total_frames, self.over_frames, self.ends_at, self.total_updates
+        return self.rate, self.end, self.shape, *ends
 
 
 class Counters(msgspec.Struct, frozen=True):

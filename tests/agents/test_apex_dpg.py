@@ -87,6 +87,9 @@ def test_the_gradients_are_those_of_the_papers(make_unroll, update, steepness):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
     for parameter, gradient in zip(policy.parameters(), of_policy, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+    low, high = torch.tensor(BOUNDS).T
+    sizes = (2 * learner.target["policy"](after) - low - high).abs() / (high - low)
+    torch.testing.assert_close(outcome.metrics["action_size"], sizes.mean(dim=1).detach())
     surprise = (targets - values).abs().mean(dim=0) + 1e-6
     torch.testing.assert_close(outcome.priorities[TABLE], surprise.detach(), rtol=1e-4, atol=1e-5)
 

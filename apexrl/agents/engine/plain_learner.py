@@ -104,6 +104,7 @@ class PlainLearner:
         if self.num_steps == 1:
             yield batches, known
             return
+        self._online_copies.cast()  # `known` computes with them, and the last step has moved what they copy
         with torch.no_grad():
             steps = list(self.learning.minibatches(batches, known()))
         if len(steps) != self.num_steps:

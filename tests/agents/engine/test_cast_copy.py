@@ -9,6 +9,7 @@ from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.networks import device
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.dueling import make_network
+from tests.agents.engine.test_minibatches import eagerly, metrics_of, world_of
 from tests.agents.impala_parts import LASER, updates
 from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream
@@ -47,6 +48,16 @@ def test_an_update_of_impala_is_the_same_to_the_bit(copying, lstm):
     graph = impala_updates.World(update, lstm, device_stream=FakeDeviceStream())
     for _ in range(5):
         update_both(graph, plain, lambda: graph.by_names(graph.keys()), lambda: plain.plainly(plain.keys()))
+
+
+def test_an_update_of_several_steps_is_the_same_to_the_bit(make_unroll, copying):
+    """What is known before its first step is of the parameters after the last step of the update before."""
+    plain = world_of(make_unroll, spec=SCREENS)
+    copying()
+    graph = world_of(make_unroll, spec=SCREENS, device_stream=FakeDeviceStream())
+    for _ in range(3):
+        draw = graph.keys(*graph.sample())
+        update_both(graph, plain, lambda draw=draw: metrics_of(graph.updater.update(draw)), lambda: eagerly(plain))
 
 
 def test_a_copy_saves_most_casts(make_unroll, copying, monkeypatch):

@@ -50,10 +50,10 @@ class Miscounting(Surrogate):
     num_steps = 5
 
 
-def world_of(make_unroll, kind=Surrogate, device_stream=None, team=None):
-    world = World(make_unroll, VECTORS, CPU, device_stream=device_stream)
+def world_of(make_unroll, kind=Surrogate, device_stream=None, team=None, spec=VECTORS):
+    world = World(make_unroll, spec, CPU, device_stream=device_stream)
     torch.manual_seed(7)
-    world.updater = Updater(PlainLearner(kind(ALGORITHM, NETWORK, UPDATE, VECTORS, CPU)), world.device_stream, team)
+    world.updater = Updater(PlainLearner(kind(ALGORITHM, NETWORK, UPDATE, spec, CPU)), world.device_stream, team)
     return world
 
 
