@@ -1,7 +1,6 @@
-"""Numbers that change while a run goes on: their shapes, and their way through restarts, later ends and forks."""
+"""Numbers that change while a run goes on, as flags give them: their shapes, texts, and those of earlier versions."""
 
 import dataclasses
-import itertools
 import math
 
 import msgspec
@@ -9,34 +8,16 @@ import pytest
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.families import FAMILIES
-from apexrl.agents.impala_config import ImpalaUpdate
 from apexrl.config.commands import LearnerCommand, RunCommand
-from apexrl.config.flags import default_command, parse, to_flags, with_sections
-from apexrl.config.schedules import ENDLESS_FRAMES, Schedule, renewed, schedules_of
+from apexrl.config.flags import default_command, parse, to_flags
+from apexrl.config.schedules import Schedule, renewed, schedules_of
 from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
 from apexrl.files import write_json
-from apexrl.learning.goal import Course, Courses, is_complete
-from apexrl.networks.headers import Counters, Progress
 from apexrl.running.run_directory import read_config
 from apexrl.runs import CONFIG_FILE
 
 RATE = 4e-4
-
-
-def begun(rate=f"{RATE}:0", frames=0, before=None, now=0.0, **ends):
-    """A course as a learner begins it; `before` is another one, as its checkpoint tells."""
-    course = Course(Schedule.of(rate), now=now, **ends)
-    told = None if before is None else msgspec.json.decode(msgspec.json.encode(before.progress), type=Progress)
-    course.begin(frames, told)
-    return course
-
-
-def rates(course, frames, now=0.0):
-    found = []
-    for count in frames:
-        found.append(course.advance(count, course.late(now)))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -60,221 +41,6 @@ def test_the_shapes_begin_at_the_start_and_end_at_the_end(shape):
     assert [schedule.at(share) for share in (0.0, 0.5, 1.0)] == pytest.approx([RATE, 2.5e-4, 1e-4])
     assert Schedule.of("1:0:cosine").at(0.25) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
     assert Schedule.of(RATE).at(0.7) == RATE
-
-
-def test_a_linear_fall_to_0_has_the_bits_that_impala_always_had():
-    course, start = begun(ImpalaUpdate().learning_rate, total_frames=30_000), 6e-4
-    for frames in range(0, 33_000, 7):
-        assert course.advance(frames) == start * (1 - min(frames / 30_000, 1.0))
-
-
-def test_a_number_goes_with_what_ends_the_run_first():
-    course = begun(total_frames=1000, ends_at=1100.0, now=1000.0)
-    assert rates(course, [500], now=1020.0) == pytest.approx([RATE / 2])
-    assert rates(course, [500], now=1080.0) == pytest.approx([RATE / 5])
-    assert rates(course, [500], now=1200.0) == [0.0], "the end is late"
-
-
-def test_frames_of_its_own_are_all_that_counts():
-    for ends in ({}, {"total_frames": 100}, {"total_frames": 1000}, {"ends_at": 50.0}):
-        course = begun(f"{RATE}:1e-4:400", **ends)
-        assert rates(course, [0, 200, 400, 900], now=40.0) == pytest.approx([RATE, 2.5e-4, 1e-4, 1e-4])
-    assert rates(begun("0:0.4:100"), [0, 50, 100, 10**9]) == pytest.approx([0, 0.2, 0.4, 0.4])
-
-
-def test_without_an_end_a_number_changes_ever_more_slowly():
-    frames, fall = [0, ENDLESS_FRAMES, 3 * ENDLESS_FRAMES], f"{RATE}:1e-4"
-    assert rates(begun(), frames) == pytest.approx([RATE, RATE / 2, RATE / 4])
-    first = begun(fall)
-    assert rates(first, frames) == pytest.approx([RATE, 2.5e-4, 1.75e-4])
-    restarted = begun(fall, frames[-1], first)
-    assert rates(restarted, frames[-1:]) == pytest.approx([1.75e-4])
-    ended = begun(fall, frames[-1], first, total_frames=4 * ENDLESS_FRAMES)
-    assert rates(ended, [frames[-1], 4 * ENDLESS_FRAMES]) == pytest.approx([1.75e-4, 1e-4])
-
-
-ENDS = [({"total_frames": 1000}, ""), ({"ends_at": 100.0}, ""), ({}, ":1000")]
-
-
-@pytest.mark.parametrize(("ends", "over"), ENDS)
-def test_a_restart_changes_nothing(ends, over):
-    """Also where the rate is nearly 0 by then."""
-    whole = begun(f"{RATE}:0{over}", **ends)
-    for frames in (100, 333, 777, 999):
-        now = frames / 10
-        expected = rates(whole, [frames], now)
-        restarted = begun(f"{RATE}:0{over}", frames, whole, now, **ends)
-        assert rates(restarted, [frames, frames], now) == expected * 2
-    assert expected[0] < RATE / 100
-
-
-@pytest.mark.parametrize(
-    ("later", "over"), [({"total_frames": 3000}, ""), ({"ends_at": 500.0}, ""), ({}, ":900"), ({}, "")]
-)
-def test_a_run_that_goes_on_with_another_end_falls_from_where_the_rate_is(later, over):
-    first = begun(total_frames=1000)
-    (at,) = rates(first, [600])
-    longer = begun(f"{RATE}:0{over}", 600, first, now=60.0, **later)
-    found = [rates(longer, [frames], frames / 10)[0] for frames in range(600, 5001, 100)]
-    assert found[0] == pytest.approx(at) and all(b <= a for a, b in itertools.pairwise(found))
-    assert found[-1] == (0 if later or over else pytest.approx(at, rel=1e-3))
-    assert not (later or over) or found[2] < at
-
-
-def test_resumes_do_not_stretch_a_fall_over_frames():
-    """Each start of a sweep's run has another end by time."""
-    fall = f"{RATE}:0:1000"
-    course = begun(fall, ends_at=1e6)
-    for frames in (200, 500, 800):
-        rates(course, [frames])
-        course = begun(fall, frames, course, ends_at=1e6 + frames)
-    assert rates(course, [900, 1000]) == pytest.approx([RATE / 10, 0], abs=1e-8)
-
-
-def test_a_run_whose_rate_is_spent_goes_on_as_if_its_end_had_been_known():
-    """A rate of 0 would teach nothing. A floor is kept."""
-    first = begun(total_frames=1000)
-    assert rates(first, [1000]) == [0.0]
-    longer = begun(frames=1000, before=first, total_frames=4000)
-    assert rates(longer, [1000, 2500]) == pytest.approx([3e-4, 1.5e-4])
-    assert rates(begun(frames=1000, before=first), [1000, 2500]) == pytest.approx([RATE, RATE], rel=1e-3)
-    floored = begun(f"{RATE}:1e-4", total_frames=1000)
-    rates(floored, [1000])
-    assert rates(begun(f"{RATE}:1e-4", 1000, floored, total_frames=4000), [1000, 2500]) == [1e-4] * 2
-
-
-def test_a_rate_that_is_spent_by_time_goes_on_as_if_its_end_had_been_known():
-    first = begun(ends_at=1600.0, now=1000.0)
-    assert rates(first, [60_000], now=1600.0) == [0.0]
-    longer = Course(Schedule.of(f"{RATE}:0"), ends_at=2300.0, now=2000.0)
-    longer.begin(60_000, first.progress, seconds=600.0)
-    assert longer.advance(60_000, longer.late(2000.0)) == pytest.approx(RATE / 3)
-    assert longer.advance(60_000, longer.late(2150.0)) == pytest.approx(RATE / 6)
-
-
-def test_a_spent_number_goes_on_beside_a_constant_rate_and_another_that_is_not_spent():
-    """They are told the same share of the run's time."""
-    command = learner(learning_rate=RATE, entropy_cost="3:0", value_cost="0.5:0.25")
-    first = Courses(dataclasses.replace(command, ends_at=1600.0), now=1000.0)
-    assert first.advance(60_000, first.late(1600.0)).items() >= {"entropy_cost": 0.0, "value_cost": 0.25}.items()
-    longer = Courses(dataclasses.replace(command, ends_at=2300.0), now=2000.0)
-    longer.begin(60_000, first.progress, updates=50, seconds=600.0)
-    for now, cost in ((2000.0, 1.0), (2150.0, 0.5), (2300.0, 0.0)):
-        numbers = longer.advance(60_000, longer.late(now))
-        assert numbers["entropy_cost"] == pytest.approx(cost) and numbers["value_cost"] == 0.25
-        assert numbers["learning_rate"] == RATE
-
-
-def test_a_run_that_ends_by_updates_goes_with_them():
-    """As a learner of a journal does, whose frames are all there at the start."""
-    course = begun(total_updates=100)
-    assert [course.advance(400_000, course.late(0.0, updates)) for updates in (0, 25, 100)] == [RATE, 0.75 * RATE, 0]
-    half = begun(total_updates=100)
-    half.advance(400_000, half.late(0.0, 50))
-    longer = Course(Schedule.of(f"{RATE}:0"), total_updates=250)
-    longer.begin(400_000, half.progress, updates=50)
-    found = [longer.advance(400_000, longer.late(0.0, updates)) for updates in (50, 150, 250)]
-    assert found == pytest.approx([RATE / 2, RATE / 4, 0])
-
-
-def test_numbers_below_0_go_on_as_others_do():
-    for sign in (1, -1):
-        first = begun(f"{0.5 * sign}:{2 * sign}:1000")
-        (at,) = rates(first, [500])
-        assert rates(begun(f"{0.5 * sign}:{2 * sign}:1000", 500, first, total_frames=3000), [500]) == [at]
-
-
-def test_a_fork_with_another_start_begins_its_way_there():
-    first = begun(total_frames=1000)
-    rates(first, [600])
-    fork = begun("1e-4:0", 600, first, total_frames=1600)
-    assert rates(fork, [600, 1100, 1600]) == pytest.approx([1e-4, 5e-5, 0])
-    over = begun("1e-4:0:100", 600, first)
-    assert rates(over, [600, 650, 700]) == pytest.approx([1e-4, 5e-5, 0])
-
-
-def test_a_number_that_stayed_begins_its_way_where_it_is_asked_to_change():
-    constant = begun(RATE, total_frames=1000)
-    assert rates(constant, [0, 600]) == [RATE, RATE]
-    assert rates(begun(f"{RATE}:0:100", 600, constant), [600, 650, 700]) == pytest.approx([RATE, RATE / 2, 0])
-    assert rates(begun(f"{RATE}:0", 600, constant, total_frames=800), [600, 700]) == pytest.approx([RATE, RATE / 2])
-
-
-TOWARDS = [  # a number that goes on towards another one, the ends of both, and where it is at 900 frames of 1,000
-    ("3:3", "3:0", "", "", 3.0),
-    ("3:1", "3:0", "", "", 1.2),
-    ("3:2", "3:0.1", ":1000", ":1000", 2.1),
-    ("3:1", "3:2", "", "", 1.2),
-    ("1:5", "1:9", "", "", 4.6),
-    ("3:0", "3:0:cosine", "", "", 0.3),
-    ("3:0:cosine", "3:1", "", "", 1.5 * (1 + math.cos(0.9 * math.pi))),
-    ("3:3", "3:0", "", ":2000", 3.0),
-]
-
-
-@pytest.mark.parametrize(("first", "later", "over", "later_over", "at"), TOWARDS)
-@pytest.mark.parametrize("longer", [0, 2000])
-def test_a_number_goes_on_towards_another_one_from_where_it_is(first, later, over, later_over, at, longer):
-    """Whether the run ends where it was to end, or later; restarts on the way change nothing."""
-
-    def way(text, frames):
-        number, _, shape = text.partition(":cosine")
-        return number + frames + (":cosine" if "cosine" in text else shape)
-
-    before = begun(way(first, over), total_frames=1000)
-    assert rates(before, [900]) == pytest.approx([at])
-    ends = {"total_frames": 1000 + longer}
-    course = begun(way(later, later_over), 900, before, **ends)
-    last = 900 + 2000 if later_over == ":2000" else 1000 if later_over else 1000 + longer
-    goal = Schedule.of(later).end
-    found = rates(course, [900, 950, (900 + last) // 2, last])
-    assert found[0] == pytest.approx(at) and found[-1] == pytest.approx(goal)
-    assert found[2] == pytest.approx((at + goal) / 2)
-    restarted = begun(way(later, later_over), 950, begun(way(later, later_over), 900, before, **ends), **ends)
-    assert rates(restarted, [950, last]) == pytest.approx([found[1], goal])
-
-
-def test_a_number_stays_that_is_asked_to_stay():
-    before = begun(total_frames=1000)
-    rates(before, [900])
-    constant = begun(RATE, 900, before, total_frames=1000)
-    assert rates(constant, [900, 1000]) == [RATE, RATE]
-    assert rates(begun(frames=950, before=constant, total_frames=1000), [950, 975]) == pytest.approx([RATE, RATE / 2])
-
-
-def learner(total_frames=0, **update):
-    sections = {"update": update, "learning": {"total_frames": total_frames}}
-    return with_sections(default_command(LearnerCommand, "impala"), sections)
-
-
-def test_all_numbers_of_an_update_go_on_together():
-    command = learner(1000, learning_rate="1:0", entropy_cost="3:1:500", value_cost=0.5)
-    courses = Courses(command)
-    assert courses.metrics == {"learner/learning_rate": 1.0, "learner/scheduled/entropy_cost": 3.0}
-    numbers = courses.advance(250)
-    assert numbers.items() >= {"learning_rate": 0.75, "entropy_cost": 2.0, "value_cost": 0.5}.items()
-    header = msgspec.json.decode(msgspec.json.encode(Counters(progress=courses.progress)), type=Counters)
-    restarted = Courses(command)
-    restarted.begin(250, header.known_progress)
-    assert restarted.advance(250) == numbers and restarted.metrics["learner/scheduled/entropy_cost"] == 2.0
-    assert restarted.advance(750)["entropy_cost"] == 1.0
-    fork = Courses(learner(1000, learning_rate="1:0", entropy_cost="2:1:500"))
-    fork.begin(250, header.known_progress)
-    assert fork.advance(250).items() >= {"learning_rate": 0.75, "entropy_cost": 2.0}.items()
-
-
-def test_checkpoints_of_earlier_versions_are_read():
-    """The first ones tell nothing, and their run has the numbers of its frames; later ones tell of the rate alone."""
-    old = msgspec.json.decode(b'{"updates": 3}', type=Counters)
-    assert old.known_progress == {}
-    courses = Courses(learner(1000, learning_rate="1:0", entropy_cost="3:1:500"))
-    courses.begin(400, old.known_progress)
-    assert courses.advance(400).items() >= {"learning_rate": 0.6, "entropy_cost": 1.4}.items()
-    fall = b'{"rate": 1.0, "total_frames": 500, "over_frames": 0, "ends_at": 0.0, "share": 0.8}'
-    later = msgspec.json.decode(b'{"updates": 3, "fall": %b}' % fall, type=Counters)
-    courses = Courses(learner(1000, learning_rate="1:0", entropy_cost="3:1:500"))
-    courses.begin(400, later.known_progress)
-    assert courses.advance(400).items() >= {"learning_rate": pytest.approx(0.2), "entropy_cost": 1.4}.items()
 
 
 @pytest.mark.parametrize(
@@ -313,12 +79,6 @@ def test_a_run_of_an_earlier_version_is_continued_with_its_numbers(tmp_path):
     write_json(tmp_path / CONFIG_FILE, {"command": usual | {"update": usual["update"] | {"value_cost": "1:2:x"}}})
     with pytest.raises(ConfigError, match=r"--value-cost 1:2:x is no number that may change"):
         read_config(tmp_path / CONFIG_FILE)
-
-
-def test_a_run_is_complete_at_its_first_total():
-    learning = LearningConfig(total_frames=100, total_updates=7)
-    assert [is_complete(learning, *done) for done in ((6, 99), (7, 0), (0, 100), (9, 900))] == [False, True, True, True]
-    assert not is_complete(LearningConfig(), 10**9, 10**9)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ or at --max-seconds.
 import math
 import re
 import typing
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from apexrl.config.sections import Changing, LearningConfig, UpdateConfig, whole_number
 
 ENDLESS_FRAMES = 16_000_000  # after which half of the way lies behind a run without an end
+Shape = Literal["linear", "cosine"]
 SHAPES = {"linear": "linearly", "cosine": "along a cosine"}
 EARLIER: dict[str, Any] = {"learning_rate_schedule": "constant", "learning_rate_end": 0.0, "learning_rate_frames": 0,
                            "entropy_cost_end": 0.0, "entropy_frames": 0}  # fmt: skip
@@ -27,7 +28,7 @@ class Schedule(NamedTuple):
     start: float
     end: float
     frames: int = 0  # of the environment, after which it is at its end; 0: until the run ends
-    shape: str = "linear"
+    shape: Shape = "linear"
 
     @classmethod
     def of(cls, number: Changing) -> "Schedule":

@@ -28,8 +28,8 @@ class Course:
         """Begins at the first frame; seconds count from `now`, since 1970."""
         self.schedule, frames = schedule, schedule.frames
         ends = total_frames, frames, ends_at, frames
-        asked = {"total_updates": total_updates, "end": schedule.end, "shape": schedule.shape}
-        self.progress = Progress(schedule.start, *ends, began_at=now, **asked)
+        way = Progress(schedule.start, *ends, end=schedule.end, shape=schedule.shape)
+        self.progress = msgspec.structs.replace(way, began_at=now, total_updates=total_updates)
 
     def begin(self, frames: int, before: Progress | None, updates: int = 0, seconds: float = 0.0) -> None:
         """Goes on where a checkpoint was, at so many frames, updates and seconds of the run.
@@ -47,7 +47,7 @@ class Course:
             return
         was, is_same = number_of(before), before.rate == own.rate
         is_spent = is_same and abs(was) < SPENT * abs(own.rate)
-        end_frames = frames + own.over_frames if own.over_frames else 0
+        end_frames = own.over_frames + frames if own.over_frames and not is_spent else own.over_frames
         share, number = 0.0, None
         if is_same and not is_spent:
             if before.over_frames == own.over_frames:

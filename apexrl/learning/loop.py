@@ -75,9 +75,8 @@ class LearnerLoop:
         self._arrivals = Arrivals()
         self.results = Results(self._family.tables(command.update), isinstance(command, OfflineCommand))
         self._moments: RunMoments | None = None  # of what is normalized
-        self._courses = Courses(command, time.time())
-        self._run = ""  # as it is in the run's checkpoints
-        self._name = name
+        self._courses = Courses(command)
+        self._run, self._name = "", name  # the run's id, as its checkpoints have it, and the learner's name
         bound = command.learning.publish_megabytes_per_second
         self._logs: Connections | OtherConnections
         if self._team.is_first:
@@ -109,6 +108,7 @@ class LearnerLoop:
         try:
             if (spec := self._wait_for_spec(replicas, stop)) is None:
                 return False
+            self._courses = Courses(self._command, start.now)
             self._courses.begin(start.steps * spec.frames_per_step, start.progress, start.updates, start.seconds)
             return self._learn(replicas, spec, checkpoint, stop)
         finally:

@@ -1,6 +1,7 @@
 """The division of a run among several learners, and its sums: shards, rows of a batch, counts."""
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,7 @@ class Beginning(msgspec.Struct, frozen=True):
     run: str = ""
     progress: dict[str, Progress] = {}  # of numbers that may change
     moments: dict[str, list[float]] = {}  # as `RunMoments` knows them
+    now: float = 0.0  # seconds since 1970, by the clock that counts for all
 
     @property
     def steps(self) -> int:
@@ -106,7 +108,7 @@ def beginning(checkpoint: "Checkpoint | None", num_shards: int) -> Beginning:
     tensors, begin = {} if checkpoint is None else checkpoint.tensors, LEARNING + MOMENTS
     moments = {name.removeprefix(begin): tensors[name].tolist() for name in tensors if name.startswith(begin)}
     logs, progress = logs or (LogPosition(),) * num_shards, counters.known_progress
-    return Beginning(counters.updates, counters.seconds, logs, progress=progress, moments=moments)
+    return Beginning(counters.updates, counters.seconds, logs, progress=progress, moments=moments, now=time.time())
 
 
 def totals(team: "Team", replicas: "Replicas", sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:

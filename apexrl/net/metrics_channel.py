@@ -42,7 +42,8 @@ MAX_PICTURE_BYTES = 2**20
 MAX_PATH_CHARACTERS = 4_096
 MAX_GAMES = 10_000
 MAX_EVALUATIONS = 8  # that wait for the learner to take them
-MAX_VERSIONS = 4_096  # published versions whose evaluation is waited for
+MAX_VERSIONS = 65_536  # published versions whose evaluation is waited for: 22 minutes of 50 a second
+MAX_FRESH = 4_096  # of them, that wait for their checksums
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 WARN_SECONDS = 60.0
 
@@ -159,7 +160,7 @@ class MetricsServer:
         self._tags: dict[str, str] = {}  # all that were ever taken
         self._living_tags: set[str] = set()
         self._evaluations: list[Evaluation] = []
-        self._fresh: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=MAX_VERSIONS)
+        self._fresh: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=MAX_FRESH)
         self._published: collections.OrderedDict[int, bytes] = collections.OrderedDict()  # checksums by version
         self._clock = clock
         self._repeats = {kind: Repeats(WARN_SECONDS, clock=clock) for kind in ("crowded", "not finite", "others")}

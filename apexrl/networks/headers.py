@@ -8,11 +8,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import safetensors
 
+from apexrl.config.schedules import Shape
 from apexrl.config.sections import NetworkConfig
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import open_regular, replacing
@@ -69,7 +70,7 @@ class Progress(msgspec.Struct, frozen=True):
     total_updates: Count = 0
     begun_late: Finite = 0.0  # of the run's time or updates, by then
     end: Finite | None = None  # where the number ends; None: an earlier version, which did not tell
-    shape: Literal["linear", "cosine"] = "linear"
+    shape: Shape = "linear"
 
     @property
     def asked(self) -> tuple[float | str | None, ...]:
