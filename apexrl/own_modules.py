@@ -19,7 +19,7 @@ NAMING = ("--env", "--wrapper", "--agent", "--network", "--callback")  # the fla
 
 
 class Trust(NamedTuple):
-    """The modules that files may name: those that a person has named, that the program has loaded, or all."""
+    """The modules that files may name: those that a person has named and their parts, that are loaded, or all."""
 
     modules: Collection[str] = ()
     is_blind: bool = False  # --trust: all
@@ -37,7 +37,7 @@ class Trust(NamedTuple):
         """Raises ConfigError when the names that came out of a source are of a module that nobody has named."""
         named = [("--agent", agent), ("--env", env), ("--network", network), *(("--wrapper", name) for name in wrapper)]
         for flag, module in ((flag, value.rpartition(":")[0]) for flag, value in named):
-            if not module or self.is_blind or module in self.modules or _is_loaded(module):
+            if not module or self.is_blind or self._has_named(module) or _is_loaded(module):
                 continue
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ConfigError(f"{source} names a module in {flag} that can be none")
@@ -45,6 +45,10 @@ class Trust(NamedTuple):
                 f"{source} names the module {module} ({flag}), whose code would run here: "
                 f"where you trust it, say {self.cure}"
             )
+
+    def _has_named(self, module: str) -> bool:
+        """Returns whether a person has named a module, or the package that it is a part of."""
+        return any(module == named or module.startswith(f"{named}.") for named in self.modules if named)
 
 
 NOBODY = Trust()  # has named anything

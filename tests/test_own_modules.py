@@ -88,8 +88,9 @@ def test_a_file_may_name_what_the_person_has_named_or_the_program_has_imported()
     words = ["--env", "my_walk:Walk-v0", "--wrapper=my_own.wrappers:a", "--wrapper", "b:x", "c:y", "--run-dir", "d:e"]
     trust = Trust.of(words, "this")
     trust.check("file", env="my_walk:Another-v0", wrapper=("my_own.wrappers:z", "b:z", "c:z"), agent="b:z")
+    trust.check("file", wrapper=("my_walk.more:a", "my_own.wrappers.fast:a"))  # parts of what was named
     trust.check("file", env="Catch-v0", wrapper=("gymnasium.wrappers:ClipReward", f"{__name__}:own"), agent="impala")
-    for module in ("d", "my_own", "my_walk.more", "this", "os", "builtins", "importlib.util", "apexrl_no_module"):
+    for module in ("d", "my_own", "my_walking.more", "this", "os", "builtins", "importlib.util", "apexrl_no_module"):
         for named in ({"env": f"{module}:x"}, {"wrapper": ("b:x", f"{module}:x")}, {"agent": f"{module}:x"}):
             with pytest.raises(ConfigError, match=f"^file names the module {module} .*whose code .*, say this$"):
                 trust.check("file", **named)

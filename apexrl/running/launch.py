@@ -199,7 +199,8 @@ class Run:
                         break
                     if self._clock.is_over(self._counters()):
                         told = read_status(self._directory, since=self._supervisor.began_at)
-                        if not awaits_evaluation(self._command, told, self._clock.elapsed()):
+                        goes_on = bool(self._checkpointed)
+                        if not awaits_evaluation(self._command, told, self._clock.elapsed(), goes_on):
                             is_late = True
                             break
         except ApexError as error:
@@ -294,11 +295,20 @@ def summarize(
             console.print(f"  {name:24} {shown}{note}")
 
 
-def awaits_evaluation(command: RunCommand, status: Status | None, elapsed_seconds: float) -> bool:
-    """Returns whether a run whose time is up goes on: its learner waits for the last evaluation, or may yet say so."""
+def awaits_evaluation(
+    command: RunCommand, status: Status | None, elapsed_seconds: float, goes_on: bool = False
+) -> bool:
+    """Returns whether a run whose time is up goes on: its learner waits for the last evaluation, or may yet say so.
+
+    Args:
+      status: of this start; None: its learner has told nothing yet.
+      goes_on: an earlier start has left a network, whose last evaluation may be missing.
+    """
     seconds, late = command.learning.final_evaluation_seconds, elapsed_seconds - command.max_seconds
     if command.smoke or command.reproducible or not (command.evaluator and seconds):
         return False
+    if status is None and goes_on:
+        return late < seconds
     if status is None or not status.counters.updates:
         return False
     return late < LAST_WORD_SECONDS + (seconds if waits_for_evaluation(status) else 0.0)

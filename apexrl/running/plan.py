@@ -45,6 +45,7 @@ from apexrl.replay.journal import identity_of
 from apexrl.replay.replay import ring_unrolls
 from apexrl.running.environment_look import look_at
 from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
+from apexrl.running.ports import from_base
 from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import new_run
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -89,6 +90,8 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     verb = "forked" if command.fork else "resumed"
     if saved is not None:
         _refuse(_changed(command, saved, ["agent"]), verb)  # another algorithm has other flags
+        if command.preset == "auto":  # which a run has chosen by then
+            asked = asked._replace(given=asked.given - {"preset"})
         command = asked.onto(saved)
     if asked.command.name and command.run_dir:
         raise ConfigError(f"--name is of a new directory, and this run's is {command.run_dir}: leave --name out")
@@ -99,7 +102,7 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     is_free = saved is None and not command.guest and "agent" not in asked.given
     if is_free and command.agent == DEFAULT_AGENT and environment.action_bounds:
         default = dataclasses.replace(default_command(RunCommand, VECTOR_AGENT), env=command.env)
-        asked, known = Asked.of(default, asked.words), []
+        asked, known = from_base(Asked.of(default, asked.words)), []
         command = asked.command
     machine = Machine.here(ask, device, command.learning.memory_gb, actor_device)
     if saved is not None:
@@ -116,15 +119,16 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     starts = _fitting_starts(command, environment, "unroll_starts" in asked.given)
     command = with_values(command, {"unroll_starts": starts})
     stream = family.stream(command.algorithm, environment)
-    if command.from_journal:
-        journal = Path(command.from_journal).resolve()
-        check_usable(journal, identity_of(journal).spec, stream)
-        command = dataclasses.replace(command, from_journal=str(journal))
-    command = _with_mix(command, stream)
+    command = _with_mix(_with_source(command, stream), stream)
     check_together(command, stream)
     check_normalizable(environment, command.learning)
     command = _with_shards(command, asked.given, saved is None, machine.num_gpus)
     command = fitted(command, machine, stream, is_asked_for="capacity" in asked.given or command.reproducible)
+    if saved is not None and command.replay.capacity < basis.replay.capacity:
+        logger.warning(
+            "%.1f GB of memory are free: of --capacity %d the newest %d transitions stay, and so for later starts",
+            machine.memory_bytes / 1e9, basis.replay.capacity, command.replay.capacity,
+        )  # fmt: skip
     ask(Question(network=Identity.of(stream, command.agent, command.network)))
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env, asked.words))
@@ -150,6 +154,18 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec,
         command = with_values(command, {"capacity": asked.replay.capacity})
         command = dataclasses.replace(command, wires=asked.wires)
     return with_values(command, SMOKE) if asked.smoke else command
+
+
+def _with_source(command: RunCommand, stream: StreamSpec) -> RunCommand:
+    """Returns the command with the whole path of the journal, or of the run, whose experience it learns from.
+
+    Raises: ConfigError when a journal is of another stream.
+    """
+    if command.from_journal:
+        journal = Path(command.from_journal).resolve()
+        check_usable(journal, identity_of(journal).spec, stream)
+        return dataclasses.replace(command, from_journal=str(journal))
+    return dataclasses.replace(command, guest=str(Path(command.guest).resolve())) if command.guest else command
 
 
 def _with_mix(command: RunCommand, stream: StreamSpec) -> RunCommand:

@@ -1,5 +1,10 @@
-"""The ports of a run on this machine."""
+"""The ports of a run on this machine.
 
+Between the look at a port and the role that listens on it lie seconds. So a launcher reserves the ports of its run for
+other launchers, by names that Linux frees with it: they may begin at the same moment.
+"""
+
+import contextlib
 import errno
 import random
 import socket
@@ -26,15 +31,44 @@ def from_base(asked: Asked[RunCommand]) -> Asked[RunCommand]:
     return asked._replace(command=with_values(asked.command, found), given=asked.given.union(found))
 
 
-def with_free_ports(command: RunCommand, given: Collection[str]) -> tuple[RunCommand, str]:
+class Reserved:
+    """The ports that this launcher reserves until a stack is closed."""
+
+    def __init__(self, held: contextlib.ExitStack):
+        self._held, self._own = held, set[int]()
+
+    def take(self, port: int) -> bool:
+        """Reserves a port; returns False when another launcher has it."""
+        if port in self._own:
+            return True
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0apexrl/port/{port}")  # of this network, as the port is
+        except OSError:
+            name.close()
+            return False
+        self._held.enter_context(name)
+        self._own.add(port)
+        return True
+
+    def row(self, host: str, count: int, avoided: Collection[int]) -> int:
+        """Reserves free ports in a row; returns the first. Raises as `free_row` does."""
+        avoided = list(avoided)
+        while not all(map(self.take, found := range(first := free_row(host, count, avoided), first + count))):
+            avoided += found
+        return first
+
+
+def with_free_ports(command: RunCommand, given: Collection[str], held: contextlib.ExitStack) -> tuple[RunCommand, str]:
     """Returns a run with free ports in place of those that are taken, and a line about it, else an empty one.
 
     Args:
       given: names of the ports that stay, since somebody asked for them.
+      held: the ports are reserved until it is closed.
     Raises: ConfigError, which names all of them, when given ports are taken or are the same.
     """
-    needed = _needed(command)
-    faults = {name: fault for name, hosted in needed.items() if (fault := _fault(name, *hosted)) is not None}
+    needed, reserved = _needed(command), Reserved(held)
+    faults = {name: fault for name, at in needed.items() if (fault := _fault(name, *at, reserved)) is not None}
     if wrong := [name for name in faults if name in given]:
         flags, found = " and ".join(map(flag_of, wrong)), " and ".join(str(faults[name]) for name in wrong)
         cure = f"stop what listens there, give another {flags}, or leave that out"
@@ -46,7 +80,7 @@ def with_free_ports(command: RunCommand, given: Collection[str]) -> tuple[RunCom
     for name, (host, ports) in needed.items():
         if name not in given:
             if name in faults or not set(kept).isdisjoint(ports):
-                others[name] = free_row(host, 2 * len(ports), kept)
+                others[name] = reserved.row(host, 2 * len(ports), kept)
             kept += range(others[name], others[name] + 2 * len(ports)) if name in others else ports
     taken = " ".join(str(needed[name][1][0]) for name in others)
     said = f"ports {taken} are taken: this run has {' '.join(map(str, others.values()))}" if others else ""
@@ -69,12 +103,14 @@ def _needed(command: RunCommand) -> dict[str, tuple[str, range]]:
     return needed
 
 
-def _fault(name: str, host: str, ports: Iterable[int]) -> ConfigError | None:
-    """Returns what is wrong with the first port that is taken, and why; None when all are free.
+def _fault(name: str, host: str, ports: Iterable[int], reserved: Reserved) -> ConfigError | None:
+    """Returns what is wrong with the first port that is taken, and why; None when all are free, and reserved.
 
     Raises: ConfigError when the host is none of this machine's.
     """
     for port in ports:
+        if not reserved.take(port):
+            return ConfigError(f"port {port} on {host} cannot be used (another run has it)")
         with _socket_for(host) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

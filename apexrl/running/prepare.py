@@ -29,6 +29,7 @@ from apexrl.running.run_directory import (
     checkpoint_of,
     continued,
     environment_of,
+    following,
     fork_run,
     host_of,
     lock_run,
@@ -59,8 +60,10 @@ def prepare(
     basis, trust = Basis.of(arguments), trust_of(arguments)
     found = saved_command(Path(basis.run), update_of(basis.at), trust) if basis.run else (None, [])
     saved, not_given = found
+    if saved is not None and saved.guest:  # whose ports may be others by now
+        saved = following(saved, host_of(Path(saved.guest), trust))
     asked = from_base(Asked.of(_first_default(basis, saved, trust), arguments))
-    check_asked(asked)
+    check_asked(asked, saved)
     trackers_of(asked.command)
     from_scratch = asked.command.from_scratch
     with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
@@ -75,7 +78,7 @@ def prepare(
                 console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
         plan = make_plan(asked, before, ask)
         if fixed_ports:
-            command, taken = with_free_ports(plan.command, asked.given)
+            command, taken = with_free_ports(plan.command, asked.given, held)
             plan = plan._replace(command=command)
             if taken:
                 console.print(taken, soft_wrap=True)

@@ -21,8 +21,12 @@ PERIODS_SECONDS = (  # of others
 )  # fmt: skip
 
 
-def check_asked(command_line: Asked[RunCommand]) -> None:
-    """Raises ConfigError when flags are given that mean nothing for a run on this machine."""
+def check_asked(command_line: Asked[RunCommand], saved: RunCommand | None = None) -> None:
+    """Raises ConfigError when flags are given that mean nothing for a run on this machine.
+
+    Args:
+      saved: the configuration of the run that is resumed or forked.
+    """
     asked, flags = command_line.command, command_line.flags
     if asked.evaluation.checkpoint:
         checkpoint = shlex.quote(asked.evaluation.checkpoint)
@@ -39,7 +43,6 @@ def check_asked(command_line: Asked[RunCommand]) -> None:
     if asked.at and not asked.fork:
         raise ConfigError("--at says where --fork DIR begins: give that, too")
     begins = [flag for flag, given in _beginnings(asked).items() if given]
-    _check_watched(asked)
     if asked.reproducible:
         _check_reproducible(command_line, begins)
     elif useless := flags(PERIODS):
@@ -48,6 +51,14 @@ def check_asked(command_line: Asked[RunCommand]) -> None:
         raise ConfigError(f"{' and '.join(begins)} begin differently: give one of them")
     if asked.smoke and (begins or not asked.evaluator):
         raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
+    goes_on = saved is not None and saved.agent == asked.agent and not command_line.wants_help
+    _check_use(command_line, command_line.onto(saved) if saved is not None and goes_on else asked)
+
+
+def _check_use(command_line: Asked[RunCommand], asked: RunCommand) -> None:
+    """Raises ConfigError when flags are given that mean nothing for this run, which may be one that goes on."""
+    _check_watched(asked)
+    flags = command_line.flags
     if asked.guest and asked.env != saved_environment(Path(asked.guest) / CONFIG_FILE):
         raise ConfigError(f"--guest learns on the environment of {asked.guest}: leave out --env and its settings")
     if asked.guest and (useless := flags(values_of(ActingConfig()))):
@@ -62,7 +73,8 @@ def check_asked(command_line: Asked[RunCommand]) -> None:
 
 def _check_watched(asked: RunCommand) -> None:
     if asked.stop_at_return is not None and (asked.reproducible or not asked.evaluator):
-        raise ConfigError("--stop-at-return needs an evaluator beside it: leave out --reproducible and --no-evaluator")
+        cure = "leave out --reproducible and --no-evaluator, or give --evaluator"
+        raise ConfigError(f"--stop-at-return needs an evaluator beside it: {cure}")
     for name in asked.callback:
         module, _, called = name.rpartition(":")
         if not all(part.isidentifier() for part in (*module.split("."), called)):

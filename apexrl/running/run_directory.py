@@ -245,6 +245,11 @@ def as_guest(default: RunCommand, run: RunCommand) -> RunCommand:
     return dataclasses.replace(with_values(default, {"capacity": run.replay.capacity}), env=run.env, wires=run.wires)
 
 
+def following(guest: RunCommand, run: RunCommand) -> RunCommand:
+    """Returns the configuration of a guest that goes on, with the replay servers of its run as they are now."""
+    return with_values(guest, {name: getattr(run.wires, name) for name in ("actor_port", "batch_port")})
+
+
 def _restored(given: dict[str, Any], default: Any, not_given: list[str]) -> Any:
     """Returns the default with the values that are given; names without one are added to `not_given`.
 

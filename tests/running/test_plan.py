@@ -279,7 +279,7 @@ def test_a_reproducible_run_has_the_same_numbers_on_every_machine(monkeypatch):
 def test_a_reproducible_run_is_one_process_without_ports(monkeypatch):
     monkeypatch.setattr("apexrl.running.ports.socket", None)
     made = plan("--reproducible", "--run-dir", "runs/x", "--no-tensorboard")
-    assert with_free_ports(made.command, ()) == (made.command, "")
+    assert with_free_ports(made.command, (), None) == (made.command, "")
     assert "slower" in dict(describe(made))["processes"] and "ports" not in dict(describe(made))
     ((name, (script, part)),) = roles_of(made.command).items()
     assert (name, script, part.evaluation.record_dir) == ("lockstep", "apexrl.lockstep", "runs/x/videos")

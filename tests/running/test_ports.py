@@ -45,6 +45,12 @@ def asked(*arguments: object) -> Asked[RunCommand]:
     return from_base(Asked.of(default_command(RunCommand), [str(word) for word in arguments]))
 
 
+@pytest.fixture
+def held():
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
 def listening(held: contextlib.ExitStack, *ports: int) -> None:
     for port in ports:
         held.enter_context(socket.create_server((HOST, port)))
@@ -59,36 +65,47 @@ def all_ports(command: RunCommand) -> set[int]:
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-def test_a_run_takes_free_ports_where_nobody_asked_for_taken_ones(shards):
+def test_a_run_takes_free_ports_where_nobody_asked_for_taken_ones(shards, held):
     base = free_row(HOST, 5 + 2 * shards)
     command = asked("--port-base", base, "--shards", shards).command
-    assert with_free_ports(command, ()) == (command, "")
-    with contextlib.ExitStack() as held:
-        listening(held, base, base + 1, base + 3 + 2 * shards)  # the board's, the parameters', the last shard's
-        found, said = with_free_ports(command, ())
-        listening(held, *all_ports(found))
+    with contextlib.ExitStack() as before:
+        assert with_free_ports(command, (), before) == (command, "")
+    listening(held, base, base + 1, base + 3 + 2 * shards)  # the board's, the parameters', the last shard's
+    found, said = with_free_ports(command, (), held)
+    listening(held, *all_ports(found))
     assert found.wires.metrics_port == command.wires.metrics_port and len(all_ports(found)) == 3 + 2 * shards
     assert said.startswith("ports ") and f"{base} " in said and f"has {found.wires.parameter_port}" in said
 
 
-def test_taken_ports_that_were_asked_for_are_named_at_once():
+def test_taken_ports_that_were_asked_for_are_named_at_once(held):
     base = free_row(HOST, 7)
     line = asked("--port-base", base)
-    with contextlib.ExitStack() as held:
-        listening(held, base, base + 4)
-        cure = "stop what listens there, give another --actor-port and --tensorboard-port"
-        with pytest.raises(ConfigError, match=f"port {base + 4} .* and port {base} .*: {cure}"):
-            with_free_ports(line.command, line.given)
+    listening(held, base, base + 4)
+    cure = "stop what listens there, give another --actor-port and --tensorboard-port"
+    with pytest.raises(ConfigError, match=f"port {base + 4} .* and port {base} .*: {cure}"):
+        with_free_ports(line.command, line.given, held)
 
 
-def test_ports_that_are_the_same_are_refused_or_told_apart():
+def test_runs_that_begin_at_the_same_moment_have_ports_of_their_own(held):
+    """Nobody listens yet, on the ports of either."""
+    command = asked("--port-base", free_row(HOST, 7)).command
+    runs = [with_free_ports(command, (), held)[0] for _ in range(3)]
+    assert len(set.union(*map(all_ports, runs))) == 15 and runs[0] == command
+    line = asked("--actor-port", runs[1].wires.actor_port)
+    with pytest.raises(ConfigError, match=r"cannot be used \(another run has it\): .* give another --actor-port"):
+        with_free_ports(line.command, line.given, held)
+    held.close()
+    assert with_free_ports(command, (), held) == (command, "")
+
+
+def test_ports_that_are_the_same_are_refused_or_told_apart(held):
     port, other = free_row(HOST, 1), free_row(HOST, 1)
     line = asked("--parameter-port", port, "--actor-port", port)
     with pytest.raises(ConfigError, match="each has to be another one"):
-        with_free_ports(line.command, line.given)
+        with_free_ports(line.command, line.given, held)
     line = asked("--parameter-port", other)
     wires = dataclasses.replace(line.command.wires, metrics_port=other)
-    found, said = with_free_ports(dataclasses.replace(line.command, wires=wires), line.given)
+    found, said = with_free_ports(dataclasses.replace(line.command, wires=wires), line.given, held)
     assert found.wires.parameter_port == other != found.wires.metrics_port and str(other) in said
 
 

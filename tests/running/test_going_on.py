@@ -1,0 +1,97 @@
+"""Plans of runs that go on, beside what a command line asks of them."""
+
+import contextlib
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from apexrl.config.commands import RunCommand
+from apexrl.config.fields import with_values
+from apexrl.config.flags import Asked, default_command, with_preset
+from apexrl.config.sections import EnvConfig
+from apexrl.errors import ConfigError
+from apexrl.own_modules import Trust
+from apexrl.running.plan import make_plan
+from apexrl.running.ports import from_base
+from apexrl.running.prepare import prepare
+from apexrl.running.refusals import check_asked
+from apexrl.running.run_directory import read_config, save_config
+from apexrl.runs import CONFIG_FILE
+
+
+def begun(agent="apex-dqn", **changes):
+    command = with_preset(default_command(RunCommand, agent), "small")
+    return dataclasses.replace(command, env=EnvConfig(env="Catch-v0"), run_dir="runs/earlier", **changes)
+
+
+def line(*words, agent="apex-dqn"):
+    return from_base(Asked.of(default_command(RunCommand, agent), words))
+
+
+def test_a_base_of_ports_holds_where_the_actions_choose_the_algorithm():
+    command = make_plan(line("--env", "Reacher-v5", "--port-base", "30000"), None).command
+    assert command.agent == "sac" and (command.tensorboard_port, command.wires.actor_port) == (30_000, 30_004)
+
+
+def test_the_preset_of_a_run_that_goes_on_is_its_own():
+    """A sweep gives its runs the same flags at each start."""
+    assert make_plan(line("--preset", "auto"), begun(preset="small")).command.preset == "small"
+    with pytest.raises(ConfigError, match="cannot change --preset"):
+        make_plan(line("--preset", "two-cores"), begun(preset="small"))
+
+
+def test_a_run_that_has_too_little_memory_to_go_on_says_what_it_forgets(caplog):
+    before = with_values(begun(), {"capacity": 10**9})
+    assert make_plan(line("--memory-gb", "4"), before).command.replay.capacity < 10**9
+    assert "of --capacity 1000000000 the newest" in caplog.text
+    caplog.clear()
+    make_plan(line(), begun())
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "words", "complaint"),
+    [
+        ({"evaluator": False}, ["--stop-at-return", "18"], "needs an evaluator beside it: .* or give --evaluator"),
+        ({"from_journal": "a/journal"}, ["--num-workers", "3"], "leave out --num-workers"),
+        ({"from_journal": "a/journal"}, ["--learning-rate", "1e-3:0:5M"], "leave out --learning-rate"),
+        ({"from_journal": "a/journal"}, ["--total-frames", "5M"], "leave out --total-frames"),
+    ],
+)
+def test_flags_that_mean_nothing_for_the_run_that_goes_on_are_refused(before, words, complaint):
+    asked = line("--resume", "runs/earlier", *words)
+    check_asked(asked, begun())
+    with pytest.raises(ConfigError, match=complaint):
+        check_asked(asked, begun(**before))
+    check_asked(line("--resume", "runs/earlier", "--stop-at-return", "18", "--evaluator"), begun(evaluator=False))
+
+
+def test_a_package_that_a_person_names_is_trusted_with_its_parts(tmp_path):
+    """The table of an environment in presets.toml adds a wrapper of its package, which no command line names."""
+    wrapper = ("minigrid.wrappers:OneHotPartialObsWrapper",)
+    command = dataclasses.replace(begun(), env=EnvConfig("minigrid:MiniGrid-Empty-5x5-v0", wrapper=wrapper))
+    save_config(dataclasses.replace(command, run_dir=str(tmp_path)))
+    trust = Trust.of(["--env", "minigrid:MiniGrid-DoorKey-8x8-v0", "--resume", str(tmp_path)], "--trust")
+    assert read_config(tmp_path / CONFIG_FILE, trust)[0].env == command.env
+    for named in ("mini:X-v0", "minigrid.wrapper:X-v0", "X-v0"):
+        with pytest.raises(ConfigError, match="names the module minigrid"):
+            read_config(tmp_path / CONFIG_FILE, Trust.of(["--env", named], "--trust"))
+
+
+def test_a_guest_that_goes_on_follows_its_run_to_other_ports(tmp_path, monkeypatch):
+    """Also from another directory: it keeps the whole path of its run."""
+    monkeypatch.chdir(tmp_path)
+    host = dataclasses.replace(begun(), run_dir=str(tmp_path / "host"))
+    (tmp_path / "host").mkdir()
+    save_config(host)
+    words = ["--guest", "host", "--run-dir", str(tmp_path / "guest"), "--no-tensorboard", "--no-evaluator"]
+    with contextlib.ExitStack() as held:
+        first = prepare(words, Console(file=io.StringIO()), held).command
+    assert (first.guest, first.wires.batch_port) == (str(tmp_path / "host"), host.wires.batch_port)
+    save_config(dataclasses.replace(host, wires=dataclasses.replace(host.wires, actor_port=21_001, batch_port=21_003)))
+    monkeypatch.chdir("/")
+    with contextlib.ExitStack() as held:
+        again = prepare(["--resume", str(tmp_path / "guest")], Console(file=io.StringIO()), held).command
+    assert (again.wires.actor_port, again.wires.batch_port) == (21_001, 21_003)
