@@ -15,6 +15,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.vector.utils import batch_space, iterate
 
+from apexrl.acting.games import CHOICES
 from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.apart import Apart
@@ -182,7 +183,7 @@ class Agent:
         behind = f" behind --wrapper {' and '.join(command.env.wrapper)}" if command.env.wrapper else ""
         self._needed = f"those of {command.env.env}{behind} are needed, as make_environment() of the agent makes it"
         self._clips_rewards = clips_rewards(command.env)
-        self._rng = np.random.default_rng(command.seed)
+        self._rng = np.random.default_rng(np.random.SeedSequence(command.seed, spawn_key=CHOICES))
         self.reset()
 
     def __repr__(self) -> str:

@@ -218,3 +218,18 @@ def test_rewards_reach_the_agent_as_it_learned_from_them(loaded, flags, expected
     agent, actor = loaded(flags, [0])
     agent.act(agent.observation_space.sample(), rewards=0.4)
     assert actor.seen[0].rewards.tolist() == pytest.approx([expected])
+
+
+def test_choices_are_drawn_apart_from_what_an_environment_of_the_runs_seed_draws(loaded):
+    agent, actor = loaded(["--env", "Catch-v0", "--seed", "5"], [])
+    drawn = []
+    actor.act = lambda observation, exploration, state, rng: (
+        np.array([int(drawn.append(rng.random()) or 0)]),
+        {},
+        state,
+    )
+    with contextlib.closing(agent.make_environment()) as env:
+        observation, _ = env.reset(seed=5)
+        for _ in range(3):
+            agent.act(observation)
+        assert not {env.unwrapped.np_random.random() for _ in range(9)}.intersection(drawn)

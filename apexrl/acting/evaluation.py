@@ -100,7 +100,9 @@ class Evaluator:
         return Evaluation(version, agent.evaluation_exploration, returns, steps, seconds, **film)
 
     def film(self, parameters: Parameters, stop: Ending) -> dict[str, Any]:
-        """Plays an evaluation's first game once more, or its beginning until the stop, and films it.
+        """Plays a game from the start of an evaluation's first one, or its beginning until the stop, and films it.
+
+        It is the same game but for choices that are drawn: alone, an environment gets others.
 
         Returns: picture and video as the fields of an `Evaluation`, nothing where it cannot be drawn.
         """

@@ -17,6 +17,7 @@ from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 
 logger = logging.getLogger(__name__)
 
+CHOICES = (1,)  # of a seed: the key of the random numbers that choose actions
 MAX_FAILURES = 5  # of an environment in an evaluation; then it has played enough
 
 
@@ -86,17 +87,18 @@ def play_games(
     of games (the first ones one more), however long they last: taking the games that end first would favour short ones.
     One that has played its games rests, for a last game may take ten times as long as the others. A game that fails
     counts for nothing, and another one is played in its place; an environment that fails MAX_FAILURES times rests, too.
+    The agent's choices have a stream of random numbers apart from those of the environments, whatever the seed.
 
     Raises: ApexError when no game came to its end.
     """
     num_envs = len(envs)
     quota = [config.episodes // num_envs + (i < config.episodes % num_envs) for i in range(num_envs)]
     games: list[list[tuple[float, int]]] = [[] for _ in envs]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=CHOICES))
     exploration = np.full(num_envs, agent.evaluation_exploration)
     frames = np.concatenate([env.reset((seed + i) % 2**31) for i, env in enumerate(envs)])
     starts, rewards = np.ones(num_envs, bool), np.zeros(num_envs, np.float32)
-    has_ended, num_failures = np.zeros(num_envs, bool), np.zeros(num_envs, int)
+    has_ended, num_failures, in_vain = np.zeros(num_envs, bool), np.zeros(num_envs, int), [0] * num_envs
     state = agent.initial_state(num_envs)
     while playing := [i for i in range(num_envs) if len(games[i]) < quota[i] and num_failures[i] < MAX_FAILURES]:
         if stop.is_set():
@@ -111,7 +113,8 @@ def play_games(
         for i in playing:
             seen = envs[i].receive()
             frames[i], starts[i], rewards[i] = seen.frames[0], seen.starts[0], seen.rewards[0]
-            num_failures[i] += starts[i] and not has_ended[i]
+            in_vain[i] = in_vain[i] + 1 if starts[i] and not has_ended[i] else 0
+            num_failures[i] += in_vain[i].bit_count() == 1  # it rests for 1, 2, 4 and so on of these steps
             has_ended[i] = seen.episode_steps[0]
             if seen.episode_steps[0]:
                 games[i].append((float(seen.episode_returns[0]), int(seen.episode_steps[0])))

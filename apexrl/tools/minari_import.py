@@ -19,6 +19,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from apexrl.casts import exactly
 from apexrl.config.sections import EnvConfig, WireConfig
 from apexrl.environments.actions import Actions
+from apexrl.environments.masks import INFO
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import clips_rewards
 from apexrl.errors import ConfigError, named
@@ -60,10 +61,10 @@ class _EnvSpec(msgspec.Struct):
 
 
 class _Recorded(gymnasium.Env):
-    """Stands for the environment of recorded observations, of which nothing but their space is known."""
+    """Stands for the environment of recorded steps, of which nothing but their spaces is known."""
 
-    def __init__(self, space: gymnasium.Space):
-        self.observation_space = space
+    def __init__(self, storage: Any):
+        self.observation_space, self.action_space = storage.observation_space, storage.action_space
 
 
 def write_journal(source: Path, out: Path, asked: EnvConfig, agent: str) -> str:
@@ -140,7 +141,7 @@ def _games(data: Path, metadata: Metadata, config: EnvConfig, spec: StreamSpec) 
             raise ConfigError(f"{data} is of version {metadata.minari_version}, which the installed Minari cannot read")
         storage = MinariStorage.read(data)
         _check_sizes(data / "main_data.hdf5")
-        framed, acted = _frames_of(storage.observation_space, config, spec), _actions_of(storage, config, spec)
+        framed, acted = _frames_of(storage, config, spec), _actions_of(storage, config, spec)
         episodes = iter(storage.get_episodes(range(metadata.total_episodes)))
     for number in range(metadata.total_episodes):
         with named(f"{data}: episode {number}"):
@@ -175,15 +176,17 @@ def _check_sizes(path: Path) -> None:
         file.visititems(check)
 
 
-def _frames_of(space: gymnasium.Space, config: EnvConfig, spec: StreamSpec) -> Callable[[Any], np.ndarray]:
+def _frames_of(storage: Any, config: EnvConfig, spec: StreamSpec) -> Callable[[Any], np.ndarray]:
     """Returns the frames [N + 1, *frame] that an agent sees of the observations of a game.
 
     Raises: ConfigError when they are none of the environment.
     """
     present: Callable[[Any], np.ndarray] | None = None
-    shown = space
+    shown = space = storage.observation_space
     if space.shape != spec.frame_shape or not isinstance(space, Box):  # else they are frames already
-        shown, present = presenter(_Recorded(space), config)
+        if config.action_mask.startswith(INFO):
+            raise ConfigError(f"--action-mask {config.action_mask} is in infos, which are not read from a dataset")
+        shown, present = presenter(_Recorded(storage), config)
     dtype = "uint8" if shown.dtype == np.uint8 else "float32"
     if (shown.shape, dtype) != (spec.frame_shape, spec.frame_dtype):
         raise ConfigError(

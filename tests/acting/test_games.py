@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from gymnasium.utils import seeding
 
 from apexrl.acting.games import Progress, play_games
 from apexrl.config.sections import EnvConfig, EvaluationConfig
@@ -123,6 +124,14 @@ def test_an_environment_that_fails_again_and_again_holds_no_evaluation(recorder,
     assert "an evaluation has 2 of 3 games" in caplog.text
 
 
+@pytest.mark.parametrize("num_makings", [1, 2, 3])
+def test_an_environment_that_comes_back_after_rests_plays_its_game(recorder, monkeypatch, num_makings):
+    """Its rests are no failures."""
+    monkeypatch.setattr(renewal, "STILL_SECONDS", 0.0)
+    games = play_failing(3, recorder, steps={"1": 3}, makings=[*range(3, 3 + num_makings)])
+    assert games.returns == [failing_envs.GAME_STEPS] * 3
+
+
 def test_an_evaluation_without_a_game_says_so(recorder, monkeypatch):
     monkeypatch.setattr(renewal, "STILL_SECONDS", 0.0)
     with pytest.raises(ApexError, match="no game of an evaluation came to its end: its environments failed 15 times"):
@@ -161,6 +170,20 @@ def test_the_last_games_are_told_within_a_period_too(recorder):
         {"evaluation/games_finished": 0},
         {"evaluation/games_finished": 2, "evaluation/return_so_far": 1.5},
     ]
+
+
+def test_choices_are_drawn_apart_from_what_an_environment_draws(recorder, silent):
+    """A lonely environment has the seed itself, and would draw the very numbers that choose its actions."""
+
+    class Drawing(Agent):
+        def act(self, seen, exploration, state, rng):
+            drawn.append(rng.random())
+            return super().act(seen, exploration, state, rng)
+
+    drawn, env = [], Game(3)
+    play_games(Drawing(), [env], EvaluationConfig(episodes=1), 7, recorder, silent, Stop())
+    own, _ = seeding.np_random(env.seeds[0])
+    assert not {own.random() for _ in range(9)}.intersection(drawn)
 
 
 def test_an_algorithm_says_how_it_explores_in_evaluations(recorder, silent):

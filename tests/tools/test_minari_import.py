@@ -49,16 +49,18 @@ def random_games(env_id, num_games, seed=0):
     env, buffers = gymnasium.make(env_id), []
     env.action_space.seed(seed)
     for number in range(num_games):
-        observation, _ = env.reset(seed=seed + number)
+        observation, info = env.reset(seed=seed + number)
         observations, steps, is_over = [observation], [], False
         while not is_over:
-            action = env.action_space.sample()
-            observation, reward, terminated, truncated, _ = env.step(action)
+            action = env.action_space.sample(info.get("action_mask"))
+            observation, reward, terminated, truncated, info = env.step(action)
             observations.append(observation)
             steps.append((action, float(reward), terminated, truncated))
             is_over = terminated or truncated
         if isinstance(observation, tuple):
             observations = tuple(np.array(part) for part in zip(*observations, strict=True))
+        elif isinstance(observation, dict):
+            observations = {key: np.array([parts[key] for parts in observations]) for key in observation}
         else:
             observations = np.array(observations)
         actions, rewards, terminations, truncations = map(np.array, zip(*steps, strict=True))
@@ -142,6 +144,22 @@ def test_observations_become_the_frames_that_an_agent_sees(env_id, tmp_path):
         np.testing.assert_array_equal(game.observations, np.float32(flat))
         np.testing.assert_array_equal(game.actions, buffer.actions)
         np.testing.assert_array_equal(game.terminations, buffer.terminations)
+
+
+def test_a_mask_among_the_parts_of_observations_is_one_again(tmp_path):
+    env_id = "tests.environments.masked_envs:Doors-v0"
+    env, buffers = random_games(env_id, 5)
+    dataset_of(tmp_path / "games-v0", env, buffers)
+    masked = EnvConfig(env_id, action_mask="action_mask")
+    write_journal(tmp_path / "games-v0", tmp_path / "journal", masked, "apex-dqn")
+    with contextlib.closing(make_environment(masked, 1)) as envs:
+        assert identity_of(tmp_path / "journal").spec.mask_size == envs.spec.mask_size > 0
+    for game, buffer in zip(games_of(tmp_path / "journal"), buffers, strict=True):
+        masks = buffer.observations["action_mask"]
+        np.testing.assert_array_equal(game.observations[:, -masks.shape[1] :], masks)
+    of_infos = EnvConfig(env_id, action_mask="info:action_mask")
+    with pytest.raises(ConfigError, match="--action-mask info:action_mask is in infos, which are not read"):
+        write_journal(tmp_path / "games-v0", tmp_path / "other", of_infos, "apex-dqn")
 
 
 @pytest.mark.parametrize("overlap", [0, 3, 30])
