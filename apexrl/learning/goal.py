@@ -19,7 +19,8 @@ class Course:
     It goes with the frames of its schedule; without them with the frames of the run, its updates and the time until its
     end, whichever is furthest; without an end ever more slowly (`schedules.share_of_endless`). In a run that goes on
     with other ends, or towards another number, it goes on from where it is; with another start it begins there. A
-    number that is spent begins as if it had had its new ends from the start.
+    number that is spent begins as if it had had its new ends from the start, or anew where it is asked for other frames
+    than before and so many have passed.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class Course:
             return
         was, is_same = number_of(before), before.rate == own.rate
         is_spent = is_same and abs(was) < SPENT * abs(own.rate)
-        end_frames = own.over_frames + frames if own.over_frames and not is_spent else own.over_frames
+        is_anew = is_spent and own.over_frames != before.over_frames and 0 < own.over_frames <= frames
+        as_from_start = is_spent and not is_anew
+        end_frames = own.over_frames + frames if own.over_frames and not as_from_start else own.over_frames
         share, number = 0.0, None
         if is_same and not is_spent:
             if before.over_frames == own.over_frames:
@@ -57,7 +60,7 @@ class Course:
             elif not self.schedule.is_constant:
                 number = was
         self.progress = msgspec.structs.replace(own, began_at=own.began_at - seconds)
-        frames, late = (0, 0.0) if is_spent else (frames, self.late(own.began_at, updates))
+        frames, late = (0, 0.0) if as_from_start else (frames, self.late(own.began_at, updates))
         begun = {"begun_frames": frames, "begun_late": late, "begun_share": share, "begun_number": number}
         self.progress = msgspec.structs.replace(self.progress, end_frames=end_frames, share=share, **begun)
 

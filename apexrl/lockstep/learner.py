@@ -76,19 +76,19 @@ class LockstepLearner:
             return True
         return False
 
-    def parameters(self) -> bytes:
+    def parameters(self, is_last: bool = False) -> bytes:
         """Returns the parameters as actors get them.
 
         Raises: ApexError when a value is beyond float16.
         """
-        header = ParametersHeader(self.updater.num_updates, *self._identity, self.record.run)
+        header = ParametersHeader(self.updater.num_updates, *self._identity, self.record.run, is_last)
         return encode_parameters(header, self.updater.parameters()[0])
 
     def parameters_to_evaluate(self) -> bytes:
         """Returns the parameters as actors get them, and notes how far the run is at them."""
         self._count(0)
         self.record.published(self.updater.num_updates)
-        return self.parameters()
+        return self.parameters(self.is_complete)
 
     def checkpoint(self) -> None:
         """Writes a checkpoint; a disk that takes none is said."""

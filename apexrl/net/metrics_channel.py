@@ -9,6 +9,7 @@ import collections
 import hashlib
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +31,11 @@ logger = logging.getLogger(__name__)
 
 REPORT_PERIOD_SECONDS = 5.0
 FORGET_SECONDS = 30.0  # a process that has not reported for so long is gone
-ADDED_UP = ("_per_second", "_bytes", "_steps", "_total", "_cores")
+ADDED_UP = re.compile(
+    r".*(_per_second|_bytes|_steps|_total|_cores)"
+    r"|replay/(actors|slots|size|transitions_(inserted|sampled)|unrolls_not_applied|dropped_.*)"  # of all shards
+    r"|replay/table/.*/(inserted|sampled|missed|stale_priorities)"
+)
 MAX_REPORT_BYTES = 16_384
 MAX_FRAME_BYTES = 65_536  # so little memory does a sender get before it has shown a key
 PIECE_BYTES = 65_000  # of a message, a frame each: encryption adds to a frame
@@ -216,7 +221,7 @@ class MetricsServer:
             for _, scalars in self._latest.values():
                 for tag, value in scalars.items():
                     values[tag].append(value)
-        metrics = {tag: sum(v) if tag.endswith(ADDED_UP) else sum(v) / len(v) for tag, v in values.items()}
+        metrics = {tag: sum(v) if ADDED_UP.fullmatch(tag) else sum(v) / len(v) for tag, v in values.items()}
         return metrics | {f"system/dropped_reports/{reason}": float(n) for reason, n in dict(self.dropped).items()}
 
     def close(self) -> None:

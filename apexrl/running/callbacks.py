@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from apexrl.errors import ConfigError, reason_of
 from apexrl.learning.record.status_file import Status, read_status
 from apexrl.lifecycle import Stop, run_role
@@ -56,10 +58,11 @@ Callback = Callable[[Any], object]
 
 
 def is_end(news: News, on_status: Callback | None, on_evaluation: Callback | None) -> bool:
-    """Gives all news to two functions; returns whether one of them has returned True, which ends the run."""
+    """Gives all news to two functions; returns whether one has returned True, Python's or numpy's, which ends the run."""
     for item in news():
         called = on_evaluation if isinstance(item, CurvePoint) else on_status
-        if called is not None and called(item) is True:
+        found = None if called is None else called(item)
+        if isinstance(found, bool | np.bool_) and found:
             return True
     return False
 

@@ -121,7 +121,7 @@ def runs_of(file: SweepFile, given: list[str]) -> list[SweepRun]:
 def _samples(file: SweepFile) -> dict[str, dict[str, Value]]:
     """Returns the flags of each variant, and of each sample of one that has ranges.
 
-    Raises: ConfigError when there are samples without a range, or the other way round.
+    Raises: ConfigError when there are samples without a range, or the other way round, or two have one name.
     """
     variants: dict[str, dict[str, Value]] = {}
     has_ranges = False
@@ -134,7 +134,10 @@ def _samples(file: SweepFile) -> dict[str, dict[str, Value]]:
         has_ranges |= bool(spans)
         for sample in range(file.samples if spans else 1):
             drawn = {flag: span.value(flag, sample) for flag, span in spans.items()}
-            variants[f"{name}-{sample}" if spans else name] = plain | drawn
+            whole = f"{name}-{sample}" if spans else name
+            if whole in variants:
+                raise ConfigError(f"{whole} is a variant, and a sample of another one: give one of them another name")
+            variants[whole] = plain | drawn
     if file.samples and not has_ranges:
         raise ConfigError(f"samples = {file.samples}, and no flag has a range: give e.g. {{low = 1e-5, high = 1e-3}}")
     return variants

@@ -222,6 +222,8 @@ def test_a_number_that_has_arrived_stays_where_frames_of_its_own_are_all_that_co
     assert rates(begun(f"2:{end}:80", 200, fork, **ends), [200, 300]) == pytest.approx([end, end])
     longer = begun(f"3:{end}:400", 100, first)
     assert rates(longer, [100, 400]) == pytest.approx([3 - (3 - end) / 4, end])
+    shorter = begun(f"3:{end}:40", 100, first)  # as a fork asks for, which would learn nothing otherwise
+    assert rates(shorter, [100, 120, 140]) == pytest.approx([3, (3 + end) / 2, end])
 
 
 def test_the_learners_of_a_team_have_one_clock():

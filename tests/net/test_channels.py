@@ -211,10 +211,12 @@ def test_metrics_are_added_up_or_averaged_and_garbage_counted(metrics):
     thread = threading.Thread(target=metrics.run)
     thread.start()
     clients = [MetricsClient(metrics.endpoint, f"actor-{i}") for i in range(2)]
+    of_a_shard = {"size": 5, "fill": 0.25, "dropped_old": 1, "table/a/inserted": 7, "table/a/samples_per_insert": 4}
     for i, client in enumerate(clients):
         client.report({"actor/too_early": 1.0})
         client.run = RUN
         metrics_of_one = {"actor/frames_per_second": 100.0, "actor/agent_steps_total": 10.0, "system/actors_cores": 0.5}
+        metrics_of_one |= {f"replay/{name}": float(value) for name, value in of_a_shard.items()}
         client.report(metrics_of_one | {"actor/lag": float(i)})
     clients[0].evaluation(GAMES)
     stranger = make_socket(zmq.Context.instance(), zmq.PUSH)
@@ -225,6 +227,7 @@ def test_metrics_are_added_up_or_averaged_and_garbage_counted(metrics):
     found = metrics.latest()
     assert found["actor/lag"] == 0.5 and found["actor/agent_steps_total"] == 20
     assert found["system/actors_cores"] == 1.0
+    assert [found[f"replay/{name}"] for name in of_a_shard] == [10, 0.25, 2, 14, 4]
     assert "actor/too_early" not in found
     (evaluation,) = wait_for(metrics.evaluations, 10, "the evaluation")
     assert evaluation.metrics()["evaluation/return_mean"] == 2.0

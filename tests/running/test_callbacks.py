@@ -6,6 +6,7 @@ import time
 from typing import ClassVar
 
 import msgspec
+import numpy as np
 import pytest
 
 from apexrl.errors import ConfigError
@@ -48,6 +49,10 @@ def test_a_function_that_returns_true_ends_and_others_do_not(tmp_path):
     assert not is_end(news, None, lambda evaluation: 1)  # a number is no order
     evaluated(tmp_path, 3.0, 4.0)
     assert is_end(news, None, lambda evaluation: evaluation.mean == 4.0)
+    evaluated(tmp_path, 3.0, 4.0, 5.0)
+    assert not is_end(news, None, lambda evaluation: np.mean([evaluation.mean]) >= 6)
+    evaluated(tmp_path, 3.0, 4.0, 5.0, 6.0)
+    assert is_end(news, None, lambda evaluation: np.mean([evaluation.mean]) >= 6)
 
 
 class Told:

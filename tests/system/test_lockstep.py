@@ -67,6 +67,11 @@ def test_one_seed_gives_one_network_bit_for_bit(tmp_path, free_ports, family):
     assert digest(first) == digest(again) != digest(other)
     assert digest(first, "best") == digest(again, "best")
     assert curve(first) == curve(again)
+    if family is CATCH:  # which can be filmed
+        assert [path.name for path in sorted((first / "videos").iterdir())] == [
+            "game-00000000.webm",
+            "game-00000060.webm",
+        ]
     assert [row[1] for row in curve(first)] == ["updates", "0", "20", "40", "60"]
 
 

@@ -171,3 +171,10 @@ def test_the_value_of_a_run_is_the_first_that_is_given(top):
         saved = dataclasses.replace(saved, run_dir="runs/x/v-seed0")
     command = make_plan(Asked.of(default, run.arguments), saved).command
     assert command.update.learning_rate == values[top]
+
+
+def test_a_sample_takes_no_other_variants_name():
+    variants = {"slow": {"batch_size": Span(8, 64)}, "slow-0": {"batch_size": 8}}
+    for order in (variants, dict(reversed(variants.items()))):
+        with pytest.raises(ConfigError, match="slow-0 is a variant, and a sample of another one: give one of them"):
+            runs_of(SweepFile("runs/x", (0,), SMALL, order, 2), [])
