@@ -58,7 +58,7 @@ Callback = Callable[[Any], object]
 
 
 def is_end(news: News, on_status: Callback | None, on_evaluation: Callback | None) -> bool:
-    """Gives all news to two functions; returns whether one has returned True, Python's or numpy's, which ends the run."""
+    """Gives all news to two functions; returns whether one returned True (or numpy's True), which ends the run."""
     for item in news():
         called = on_evaluation if isinstance(item, CurvePoint) else on_status
         found = None if called is None else called(item)
