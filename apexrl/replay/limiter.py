@@ -6,7 +6,8 @@ The law, over all transitions since the start:
 Nothing is sampled before min_size transitions are there. A queue hands those out as well: its error is
     inserted * samples_per_insert - sampled - forgiven.
 `forgiven` is 0 until a server starts again with another samples_per_insert or min_size, or until nobody could draw the
-samples that were due (`Replay.note_stall`). Then the law is for what comes, and neither side makes up for the past.
+samples that were due (`Replay.note_stall`). Then the law is for what comes, and neither side makes up for the past. A
+queue that goes on with another pace has due what waits in it.
 
 The limiter only decides which side waits. Inserts that it allowed earlier still come, so the error is at most
     slack + samples_per_insert * (transitions of all inserts that are allowed and not stored yet).
@@ -69,17 +70,19 @@ class Limiter:
     def resume(self, inserted: int, sampled: int, inserted_since: int, forgiven: float = 0.0) -> None:
         """Continues from the totals of an earlier life, after which `inserted_since` more transitions came.
 
-        The number of samples drawn since then is lost. The limiter assumes that they kept pace with the inserts, so
-        that no learner has to draw them again.
+        The number of samples drawn since then is lost. Before min_size there were none. The limiter assumes that the
+        others kept pace with the inserts, so that no learner has to draw them again.
         """
         self.inserted, self.sampled, self.forgiven = inserted, sampled, forgiven
+        before_start = min(max(self._start - 1 - inserted, 0), inserted_since)
+        self.inserted += before_start
         due = max(self.error, 0.0)
-        self.inserted += inserted_since
+        self.inserted += inserted_since - before_start
         self.sampled += int(max(self.error - due, 0.0))
 
-    def forgive(self) -> None:
-        """Forgets what is due, or was drawn ahead, of transitions beyond min_size."""
-        self.forgiven += self.error - min(self._paced() * self.samples_per_insert, 0.0)
+    def forgive(self, waiting: int = 0) -> None:
+        """Forgets what is due, or drawn ahead, of transitions beyond min_size, but for `waiting` items of a queue."""
+        self.forgiven += self.error - min(self._paced() * self.samples_per_insert, 0.0) - waiting
 
     def _paced(self) -> int:
         """Returns the transitions for which samples are due."""

@@ -23,7 +23,7 @@ class TableState(msgspec.Struct, frozen=True):
     priorities: bytes = b""  # float32: priority [unrolls, P], after the exponent; elite [unrolls]
     numbers: bytes = b""  # int64: unrolls that an elite table keeps, and that left one of another kind
     forgiven: Finite = 0.0  # samples
-    samples_per_insert: float = -1.0  # that paced it, with min_size; -1: an older server did not write it
+    samples_per_insert: Finite = -1.0  # that paced it, with min_size; -1: an older server did not write it
     min_size: int = 0
     counted_keys: bytes = b""  # int64: items that were drawn and leave after some draws
     counts: bytes = b""  # int64: how often
@@ -38,11 +38,20 @@ def state_of(limiter: Limiter, **own: Any) -> TableState:
 
 
 def resume(limiter: Limiter, state: TableState, inserted_since: int) -> None:
-    """Continues a limiter from a state, after which so many items came."""
+    """Continues a limiter from a state, at whose pace so many items came after it."""
+    own = limiter.samples_per_insert, limiter.min_size
+    if is_paced_anew := has_other_pace(limiter, state):
+        limiter.samples_per_insert, limiter.min_size = state.samples_per_insert, state.min_size
     limiter.resume(state.inserted, state.sampled, inserted_since, state.forgiven)
-    paced_by = state.samples_per_insert, state.min_size
-    if state.samples_per_insert >= 0 and paced_by != (limiter.samples_per_insert, limiter.min_size):
+    limiter.samples_per_insert, limiter.min_size = own
+    if is_paced_anew:
         limiter.forgive()
+
+
+def has_other_pace(limiter: Limiter, state: TableState) -> bool:
+    """Returns whether a limiter has another pace than the one that is known of a state."""
+    paced_by = state.samples_per_insert, state.min_size
+    return state.samples_per_insert >= 0 and paced_by != (limiter.samples_per_insert, limiter.min_size)
 
 
 class Table(Protocol):

@@ -1,12 +1,11 @@
 """Tables of whole unrolls without priorities in their draws: uniform, first-in and last-in first-out, and elite."""
 
 import collections
-import math
 
 import numpy as np
 
 from apexrl.replay.limiter import Limiter
-from apexrl.replay.table import TableState, resume, state_of
+from apexrl.replay.table import TableState, has_other_pace, resume, state_of
 from apexrl.types import Granularity, Sample
 
 ELITE_DRAWS = 20  # places, of which the worst is overwritten
@@ -164,20 +163,24 @@ class FifoTable(_UnrollTable):
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
         """Goes on behind the last unroll that was handed out.
 
-        Unrolls that came after the state were handed out as they came, as the limiter assumes, and are not given again.
+        Of those that came after the state, as many were handed out as the limiter assumes, and are not given again.
+
+        Raises: ValueError when the state does not fit.
         """
+        if state.priorities or state.samples_per_insert > 1:
+            raise ValueError("it is of a table that is no queue")
         super().restore(state, first_number, end_number)
         self._next_number = min(state.next_number, end_number)
-        self._keep_due()
+        left, oldest = np.frombuffer(state.numbers, np.int64), max(self._next_number, first_number)
+        waited = max(end_number - oldest, 0) - int(((left >= oldest) & (left < end_number)).sum())
+        came, drawn = self.limiter.inserted - state.inserted, self.limiter.sampled - state.sampled
+        self._keep(waited + came - drawn)
+        if has_other_pace(self.limiter, state):
+            self.limiter.forgive(waiting=self._size_from(self._oldest()))
 
     def begin_anew(self) -> None:
         super().begin_anew()
-        self._keep_due()
-
-    def _keep_due(self) -> None:
-        """Keeps as many of the newest unrolls as are due by the limiter."""
-        if self.limiter.samples_per_insert > 0:
-            self._keep(math.ceil(max(self.limiter.error, 0.0) / self.limiter.samples_per_insert))
+        self._keep(self.limiter.inserted - self.limiter.sampled)
 
     def _keep(self, count: int) -> int:
         """Keeps the newest so many of those that were not handed out; returns how many are forgotten."""
@@ -229,6 +232,8 @@ class LifoTable(_UnrollTable):
         super().restore(state, first_number, end_number)
         left = set(self._missing.tolist())
         self._stack = collections.deque(n for n in self._stack if n >= self._floor and n not in left)
+        if has_other_pace(self.limiter, state):
+            self.limiter.forgive(waiting=len(self._stack))
 
 
 class EliteTable(_UnrollTable):

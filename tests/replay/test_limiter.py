@@ -88,6 +88,22 @@ def test_samples_of_the_time_not_seen_kept_pace(inserted, sampled, since, expect
     assert (limiter.inserted, limiter.sampled) == (inserted + since, expected)
 
 
+@pytest.mark.parametrize(
+    ("inserted", "since", "expected"),
+    [
+        (200, 199, 0),  # nothing could be drawn yet
+        (0, 399, 0),
+        (200, 250, 51),  # from the 400th insert on
+        (0, 1000, 601),
+        (450, 100, 100),
+    ],
+)
+def test_a_queue_that_had_not_begun_sampled_nothing(inserted, since, expected):
+    limiter = Limiter(1.0, 400, 10.0, is_queue=True)
+    limiter.resume(inserted, 0, since)
+    assert (limiter.inserted, limiter.sampled) == (inserted + since, expected)
+
+
 def test_without_a_proportion_only_what_is_known_is_counted():
     limiter = Limiter(0.0, 100, 10.0)
     limiter.resume(500, 790, 50)

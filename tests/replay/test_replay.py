@@ -307,31 +307,6 @@ def lived(spec, directory, inserts, snapshot_after, **changes):
     return identity
 
 
-@pytest.mark.parametrize("snapshot_after", [0, 50, 199, 200])
-def test_a_queue_hands_nothing_out_again_after_a_kill(spec, tmp_path, snapshot_after):
-    tables = ("queue=fifo",)
-    identity = lived(spec, tmp_path, 200, snapshot_after, tables=tables)
-    new = Replay(config_of(capacity=8000, tables=tables), identity, 0)
-    new.restore(recovered(range(200)), 200, tmp_path)
-    drawn = []
-    for _ in range(50):
-        insert(new)
-        while not new.why_no_sample("queue", 2):
-            drawn += new.sample("queue", 2).keys.tolist()
-    assert drawn == list(range(drawn[0], drawn[-1] + 1)) and 198 <= drawn[0] <= 200 and drawn[-1] >= 248
-
-
-def test_what_waits_in_a_queue_is_there_after_an_end_in_order(spec, tmp_path):
-    identity, tables = new_identity(spec), ("queue=fifo",)
-    old = Replay(config_of(tables=tables), identity, 0)
-    insert(old, count=6)
-    assert old.sample("queue", 2).keys.tolist() == [0, 1]
-    write_snapshot(tmp_path / SNAPSHOT_FILE, old.snapshot())
-    new = Replay(config_of(tables=tables), identity, 0)
-    new.restore(recovered(range(6)), 6, tmp_path)
-    assert new.sample("queue", 4).keys.tolist() == [2, 3, 4, 5]
-
-
 @pytest.mark.parametrize(("before", "after"), [((0.5, 16), (8.0, 16)), ((8.0, 16), (0.5, 16)), ((2.0, 16), (2.0, 800))])
 def test_another_pace_is_for_what_comes(spec, tmp_path, before, after):
     def numbers(pace):
