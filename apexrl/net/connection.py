@@ -9,13 +9,13 @@ import time
 import msgspec
 import zmq
 
-from apexrl.errors import ApexError, ConfigError, PeerRefused, PeerTimeout, WireError
+from apexrl.errors import ApexError, PeerRefused, PeerTimeout, WireError
 from apexrl.lines import Repeats
 from apexrl.net import wire
 from apexrl.net.identity import new_routing_id
 from apexrl.net.keyring import Keyring
 from apexrl.net.protocols import PROTOCOL, PROTOCOLS
-from apexrl.net.sockets import HandshakeMonitor, connect, make_socket, receive, send
+from apexrl.net.sockets import connect_watched, make_socket, receive, send
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,7 @@ class Connection:
         self._repeats = Repeats(COMPLAIN_SECONDS)
         self._socket = make_socket(context or zmq.Context.instance(), zmq.DEALER, self.routing_id)
         self._socket.sndhwm = self._socket.rcvhwm = MAX_QUEUED_MESSAGES
-        # Before it connects: a server that refuses our key says so once, and perhaps at once.
-        self._monitor = HandshakeMonitor(self._socket) if keyring is not None else None
-        try:
-            connect(self._socket, endpoint, keyring, "replay")
-        except ConfigError:
-            if self._monitor is not None:
-                self._monitor.close()
-            raise
+        self._monitor = connect_watched(self._socket, endpoint, keyring, "replay")
 
     def send(self, message: wire.ToReplay) -> None:
         """Sends one message; never blocks. Messages to an absent server wait in the socket, up to a bound."""

@@ -23,7 +23,7 @@ from apexrl.errors import MALFORMED
 from apexrl.lines import Repeats
 from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
-from apexrl.net.sockets import connect, make_socket, receive, send
+from apexrl.net.sockets import connect_watched, make_socket, receive, send
 from apexrl.net.wire import MAX_MESSAGE_BYTES
 from apexrl.types import SHOWN, Count, Finite, Name
 
@@ -117,7 +117,7 @@ class MetricsClient:
         self._sender = sender
         self._socket = make_socket(context or zmq.Context.instance(), zmq.PUSH)
         self._socket.sndhwm = 16
-        connect(self._socket, endpoint, keyring, "learner")
+        self._monitor = connect_watched(self._socket, endpoint, keyring, "learner")
 
     def report(self, scalars: dict[str, float]) -> None:
         """Sends the newest metrics of this process."""
@@ -133,9 +133,13 @@ class MetricsClient:
 
     def close(self) -> None:
         """Closes the socket; gives the last report a moment to leave."""
+        if self._monitor is not None:
+            self._monitor.close()
         self._socket.close(linger=500)
 
     def _send(self, message: Report | Evaluation) -> None:
+        if self._monitor is not None:
+            self._monitor.fault()
         try:
             encoded = memoryview(msgspec.msgpack.encode(message))
             send(self._socket, [bytes(encoded[i : i + PIECE_BYTES]) for i in range(0, len(encoded), PIECE_BYTES)])

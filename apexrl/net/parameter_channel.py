@@ -18,7 +18,7 @@ from apexrl.errors import WireError
 from apexrl.lines import Repeats
 from apexrl.net.keyring import Keyring
 from apexrl.net.listener import Listener
-from apexrl.net.sockets import connect, make_socket, receive, send
+from apexrl.net.sockets import connect_watched, make_socket, receive, send
 
 if TYPE_CHECKING:
     from apexrl.networks.parameters import Parameters
@@ -144,7 +144,7 @@ class ParameterSubscriber:
         context = context or zmq.Context.instance()
         self._socket = make_socket(context, zmq.DEALER)
         self._socket.setsockopt(zmq.CONFLATE, 1)
-        connect(self._socket, endpoint, keyring, "learner")
+        self._monitor = connect_watched(self._socket, endpoint, keyring, "learner")
         self._said = -HELLO_SECONDS
         self._say_hello()
 
@@ -159,6 +159,8 @@ class ParameterSubscriber:
         now = time.monotonic()
         if now >= self._said + HELLO_SECONDS:
             self._said = now
+            if self._monitor is not None:
+                self._monitor.fault()
             with contextlib.suppress(zmq.Again):
                 self._socket.send(HELLO, zmq.NOBLOCK)
 
@@ -183,6 +185,8 @@ class ParameterSubscriber:
 
     def close(self) -> None:
         """Closes the socket."""
+        if self._monitor is not None:
+            self._monitor.close()
         self._socket.close()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import time
 from collections.abc import Iterator, Sequence
 
 import zmq
@@ -23,6 +24,7 @@ HANDSHAKE_SECONDS = 10.0  # after which a connection ends that has said nothing,
 HANDSHAKE_FAULTS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+RECONNECT_SECONDS = 5.0  # between two connections after a handshake that failed
 CONNECT_SECONDS = 5  # then the name is asked again: Linux would try a lost address for two minutes
 
 
@@ -132,16 +134,29 @@ def send(socket: zmq.Socket, frames: Sequence[bytes]) -> None:
 class HandshakeMonitor:
     """Notices that the handshake with a server fails, which the client's socket itself never reports.
 
-    Make it before the socket connects: libzmq does not try again where a key is refused, so there is one event.
+    It connects the socket, and again after a failure: libzmq does not try again where a key is refused, and the server
+    may know it later, or have another one itself.
     """
 
-    def __init__(self, socket: zmq.Socket):
+    def __init__(self, socket: zmq.Socket, endpoint: str, keyring: Keyring, server: str):
+        """Connects to the owner of the server role's key.
+
+        Raises: ConfigError when a key is missing or the endpoint is none; the socket is closed then.
+        """
+        # Before it connects: a server that refuses our key says so once, and perhaps at once.
         self._monitor = socket.get_monitor_socket(HANDSHAKE_FAULTS)
         self._monitor.linger = 0
-        self._socket = socket
+        self._socket, self._endpoint, self._keyring, self._server = socket, endpoint, keyring, server
+        self._has_failed = False
+        self._connect_again_at = -1e9
+        try:
+            connect(socket, endpoint, keyring, server)
+        except ConfigError:
+            self._monitor.close()
+            raise
 
     def fault(self) -> str:
-        """Returns the handshake's failure since the last call, or an empty string."""
+        """Returns the handshake's failure since the last call, or an empty string. Connects again when that is due."""
         found = ""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
@@ -149,13 +164,36 @@ class HandshakeMonitor:
                 found = "it does not accept our key: is our public key in its --keys directory?"
             else:
                 found = "no encrypted connection: do both sides have the same --keys, and we its public key?"
+        self._has_failed |= bool(found)
+        now = time.monotonic()
+        if self._has_failed and now >= self._connect_again_at:
+            self._has_failed, self._connect_again_at = False, now + RECONNECT_SECONDS
+            self._connect_again()
         return found
 
     def close(self) -> None:
-        """Ends the watch. Call it before the socket is closed, unless it could not connect."""
-        if not self._socket.closed:
-            self._socket.disable_monitor()
+        """Ends the watch. Call it before the socket is closed."""
+        self._socket.disable_monitor()
         self._monitor.close()
+
+    def _connect_again(self) -> None:
+        """Connects with the server's key as it is now. Messages that wait in the socket are lost."""
+        with contextlib.suppress(zmq.ZMQError):  # libzmq has ended the connection itself
+            self._socket.disconnect(self._endpoint)
+        with contextlib.suppress(ConfigError):  # the key that we know stays
+            self._keyring.introduce(self._socket, self._server)
+        self._socket.connect(self._endpoint)
+
+
+def connect_watched(socket: zmq.Socket, endpoint: str, keyring: Keyring | None, server: str) -> HandshakeMonitor | None:
+    """Connects as `connect` does; where there are keys, returns the watch of the handshakes.
+
+    Raises: ConfigError when a key is missing or the endpoint is none; the socket is closed then.
+    """
+    if keyring is not None:
+        return HandshakeMonitor(socket, endpoint, keyring, server)
+    connect(socket, endpoint)
+    return None
 
 
 def address(host: str, port: int | str) -> str:

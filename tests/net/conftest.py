@@ -6,6 +6,7 @@ import pytest
 import zmq
 
 from apexrl.config.sections import ReplayConfig
+from apexrl.net.keyring import ROLES, make_keys
 from apexrl.net.metrics_channel import MetricsServer
 from apexrl.net.replay_server import ReplayServer
 from apexrl.types import UnrollHeader
@@ -79,3 +80,17 @@ def metrics(now):
     yield server
     server.close()
     server.run()  # closes the socket
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """A directory with the keys of a run."""
+    make_keys(tmp_path / "keys", ROLES)
+    return tmp_path / "keys"
+
+
+@pytest.fixture
+def strange(tmp_path):
+    """A directory with keys that nobody knows."""
+    make_keys(tmp_path / "strange", ROLES)
+    return tmp_path / "strange"

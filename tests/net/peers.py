@@ -9,6 +9,7 @@ import zstandard
 from apexrl.config.sections import ReplayConfig
 from apexrl.net import wire
 from apexrl.net.identity import marked
+from apexrl.net.keyring import Keyring
 from apexrl.net.log_client import LogClient
 from apexrl.net.protocols import PROTOCOL
 from apexrl.net.service import ReplayService
@@ -163,3 +164,11 @@ def hear(server, client, kind):
         return [message for message in server.heard() if isinstance(message, kind)]
 
     return wait_for(come, 20, kind.__name__)[0]
+
+
+class Foreign(Keyring):
+    """The right key of the server, and a key of ours that it does not know."""
+
+    def __init__(self, server, client, role):
+        super().__init__(client, role)
+        self.directory = server

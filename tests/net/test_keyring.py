@@ -16,24 +16,15 @@ from apexrl.errors import ConfigError, PeerError
 from apexrl.learning.connections import Connections
 from apexrl.lifecycle import Stop
 from apexrl.net.insert_client import InsertClient
-from apexrl.net.keyring import Keyring, load_keyring, make_keys, public_keys, read_key
+from apexrl.net.keyring import ROLES, Keyring, load_keyring, make_keys, public_keys, read_key
 from apexrl.net.log_client import LogClient
 from apexrl.net.metrics_channel import MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber
 from apexrl.net.replay_client import ReplayClient
 from apexrl.net.sockets import connect, make_socket
 from apexrl.tools.keys import main
-from tests.net.peers import TABLE, block_of
+from tests.net.peers import TABLE, Foreign, block_of
 from tests.system.processes import ROOT, call, wait_for
-
-ROLES = ("replay", "learner", "actor")
-
-
-@pytest.fixture
-def keys(tmp_path):
-    """A directory with the keys of a run."""
-    make_keys(tmp_path / "keys", ROLES)
-    return tmp_path / "keys"
 
 
 def test_keys_that_are_read_again_let_others_in(keys, strange, start_server, spec, context):
@@ -82,13 +73,6 @@ def test_a_hang_up_makes_a_learner_read_its_keys_again(keys, strange, free_ports
         assert not stop.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.wait(60) and stop.error is None
-
-
-@pytest.fixture
-def strange(tmp_path):
-    """A directory with keys that nobody knows."""
-    make_keys(tmp_path / "strange", ROLES)
-    return tmp_path / "strange"
 
 
 def test_a_pair_of_files_a_role_that_only_the_owner_can_read(tmp_path):
@@ -213,14 +197,6 @@ def test_a_further_key_of_a_role_gets_in(keys, start_server, spec, context, tmp_
         actor.close()
 
 
-class Foreign(Keyring):
-    """The right key of the server, and a key of ours that it does not know."""
-
-    def __init__(self, server, client, role):
-        super().__init__(client, role)
-        self.directory = server
-
-
 def intruder(kind, keys, strange):
     """The keyring of somebody who must not get into the actors' port."""
     return {
@@ -285,7 +261,7 @@ def test_who_is_slow_after_its_connect_is_told_why_too(guarded, keys, strange, s
         connect(*arguments)
         time.sleep(1.0)
 
-    monkeypatch.setattr("apexrl.net.connection.connect", connect_slowly)
+    monkeypatch.setattr("apexrl.net.sockets.connect", connect_slowly)
     actor = InsertClient(guarded.actor_endpoint, "x", spec, 1, Foreign(keys, strange, "actor"), context)
     with contextlib.closing(actor), pytest.raises(PeerError, match="does not accept our key"):
         actor.connect(2.0)
