@@ -15,8 +15,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.vector.utils import batch_space, iterate
 
-from apexrl.acting.games import CHOICES
 from apexrl.agents.contract import Observation
+from apexrl.agents.exploration import CHOICES
 from apexrl.agents.families import family_of, implementation
 from apexrl.apart import Apart
 from apexrl.bounds import clipped

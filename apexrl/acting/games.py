@@ -10,6 +10,7 @@ import numpy as np
 
 from apexrl.acting.video import VideoWriter
 from apexrl.agents.contract import Actor, Observation
+from apexrl.agents.exploration import CHOICES
 from apexrl.config.sections import EvaluationConfig
 from apexrl.environments.vector import VectorEnvironment
 from apexrl.errors import ApexError
@@ -17,7 +18,6 @@ from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
 
 logger = logging.getLogger(__name__)
 
-CHOICES = (1,)  # of a seed: the key of the random numbers that choose actions
 MAX_FAILURES = 5  # of an environment in an evaluation; then it has played enough
 
 

@@ -4,6 +4,8 @@ import numpy as np
 
 from apexrl.types import FORBIDDEN
 
+CHOICES = (1,)  # of a seed: the key of the random numbers that choose actions
+
 
 def epsilon_ladder(slots: np.ndarray, ladder_size: int, base: float = 0.4, exponent: float = 7.0) -> np.ndarray:
     """Returns the epsilon of each environment slot: base ** (1 + exponent * slot / (ladder_size - 1)).

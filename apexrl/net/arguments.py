@@ -1,12 +1,18 @@
 """Checks of the arguments of calls: a server drops a whole message for one wrong number in it, so none is sent."""
 
-from collections.abc import Collection, Iterable, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from apexrl.casts import exactly
+from apexrl.errors import WireError
 from apexrl.net import wire
+from apexrl.types import Episode, UnrollHeader
+
+T = TypeVar("T")
 
 MAX_NUMBER = 2**53  # of an unroll
 
@@ -64,6 +70,38 @@ def checked_keys(keys: ArrayLike) -> np.ndarray:
     Raises: ValueError when they are no whole numbers from 0.
     """
     return _whole(keys, "keys")
+
+
+def checked_header(header: UnrollHeader) -> UnrollHeader:
+    """Returns a header with numbers of Python, which messages are made of, for those of numpy.
+
+    Raises: WireError when one is no number, or no whole one where that is needed.
+    """
+    return header._replace(
+        stream=checked_number(operator.index, header.stream, "stream"),
+        first_step=checked_number(operator.index, header.first_step, "first_step"),
+        params_version=checked_number(operator.index, header.params_version, "params_version"),
+        exploration=checked_number(float, header.exploration, "exploration"),
+        episodes=tuple(
+            Episode(
+                checked_number(float, episode.episode_return, "episode_return"),
+                checked_number(operator.index, episode.steps, "steps"),
+                checked_number(float, episode.exploration, "exploration"),
+            )
+            for episode in header.episodes
+        ),
+    )
+
+
+def checked_number(cast: Callable[[Any], T], value: object, name: str) -> T:
+    """Returns a number as one of Python.
+
+    Raises: WireError when the cast does not take it.
+    """
+    try:
+        return cast(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"{name} of {value!r}: {error}") from error
 
 
 def _whole(values: ArrayLike, name: str) -> np.ndarray:

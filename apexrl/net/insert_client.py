@@ -2,6 +2,7 @@
 
 import collections
 import logging
+import operator
 import time
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import zmq
 
 from apexrl.errors import PeerRefused, PeerTimeout, WireError
 from apexrl.net import wire
-from apexrl.net.arguments import MAX_NUMBER
+from apexrl.net.arguments import MAX_NUMBER, checked_header, checked_number
 from apexrl.net.calls import Closing, Steps, call
 from apexrl.net.connection import HEARTBEAT_SECONDS, POLL_SECONDS, RESEND_SECONDS, Connection
 from apexrl.net.identity import marked
@@ -51,6 +52,7 @@ class InsertClient(Closing):
           log: the name of the log, where the server has several.
         Raises: WireError when no server takes such a name or the unrolls of such a spec.
         """
+        num_streams = checked_number(operator.index, num_streams, "num_streams")
         _check_greeting(wire.Hello(PROTOCOLS[0], marked(name, b""), num_streams, spec, 0, PROTOCOL, log))
         self._connection = Connection(endpoint, keyring, context, log)
         self.actor = marked(name, self._connection.routing_id)
@@ -134,7 +136,7 @@ class InsertClient(Closing):
         if np.shape(header.valid) != (spec.unroll_starts,) or np.shape(header.priorities) != (spec.num_priorities,):
             shapes = f"valid of shape {np.shape(header.valid)} and priorities of shape {np.shape(header.priorities)}"
             raise WireError(f"{shapes}, not ({spec.unroll_starts},) and ({spec.num_priorities},)")
-        message = wire.Insert.of(header, self._next_sequence, self.actor)
+        message = wire.Insert.of(checked_header(header), self._next_sequence, self.actor)
         if sizes.is_plain(message, self._num_streams):
             fault = sizes.why_wrong_block(block)
         else:
@@ -314,7 +316,7 @@ def _check_greeting(greeting: wire.Hello) -> None:
     """Raises WireError when no server takes a greeting."""
     try:
         wire.decode_to_replay([wire.encode(greeting)])
-    except WireError as error:
+    except (TypeError, WireError) as error:
         raise WireError(f"no replay server takes this actor: {error}") from error
     if reason := why_impossible(greeting.spec):
         raise WireError(f"no replay server takes this actor: {reason}")

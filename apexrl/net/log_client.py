@@ -110,13 +110,15 @@ class LogClient(Closing):
           log: the name of the log, where the server has several.
         Raises: ValueError when so many batches ahead, batches of such a size, or such names are not served.
         """
-        if not 0 < prefetch_batches <= wire.MAX_BATCHES_AHEAD:
-            raise ValueError(f"prefetch_batches {prefetch_batches}: a server sends 1 to {wire.MAX_BATCHES_AHEAD} ahead")
+        if not (isinstance(prefetch_batches, int | np.integer) and 0 < prefetch_batches <= wire.MAX_BATCHES_AHEAD):
+            raise ValueError(
+                f"prefetch_batches {prefetch_batches!r}: a server sends 1 to {wire.MAX_BATCHES_AHEAD} ahead"
+            )
         self.waits_for = "replay_connection"
         self._learner = learner
         self._tables = list(batch_sizes)
         self._wants = checked_sizes(batch_sizes)
-        self._prefetch_batches = prefetch_batches
+        self._prefetch_batches = int(prefetch_batches)
         self._follows_log = follows_log
         self._with_probabilities, self._with_unrolls = with_probabilities, with_unrolls
         self._log_name: wire.LogName = log or msgspec.UNSET

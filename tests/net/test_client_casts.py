@@ -1,12 +1,15 @@
 """Keys, priorities and headers of other types, at the clients of the replay: the same numbers, or an error at once."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from apexrl.errors import WireError
 from apexrl.net import InsertClient, ReplayClient, wire
 from apexrl.net.shards import ShardedReplayClient
+from apexrl.types import Episode
 from apexrl.unroll import UnrollCodec
+from tests.net.peers import block_of
 from tests.system.processes import wait_for
 
 NOWHERE = "tcp://127.0.0.1:9"  # nobody has to be there
@@ -65,6 +68,37 @@ def test_a_header_of_others_than_truth_values_and_floats_is_refused(header, chan
         wire.Insert.of(header()._replace(**changes), 0, "actor")
     same = header()._replace(valid=np.ones(8), priorities=np.ones(8, np.int64))
     assert wire.Insert.of(same, 0, "actor") == wire.Insert.of(header(), 0, "actor")
+
+
+WHOLE = ("stream", "first_step", "params_version")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.int16])
+def test_numbers_of_numpy_are_as_good_as_those_of_python(server, spec, header, kind):
+    numbers = {name: kind(1) for name in WHOLE} | {"exploration": np.float32(0.5)}
+    episodes = (Episode(np.float32(0.5), kind(7), np.float64(0.25)),)
+    with InsertClient(server.actor_endpoint, "actor", spec, np.int64(2)) as actor:
+        actor.connect(100)
+        assert actor.insert(header()._replace(episodes=episodes, **numbers), block_of(spec), 100) and actor.flush(100)
+    with ReplayClient(server.learner_endpoint, "reader", prefetch_batches=np.int64(2)) as reader:
+        (found,) = reader.fetch([0], 100).values()
+    assert found.header[:4] == (1, 1, 1, 0.5) and found.header.episodes == (Episode(0.5, 7, 0.25),)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [*((name, value) for name in WHOLE for value in (1.5, "1", None)), ("exploration", None)]
+)
+def test_what_is_no_number_is_refused_by_its_name(spec, header, context, name, value):
+    with InsertClient(NOWHERE, "actor", spec, 2, context=context) as actor:
+        for changes in ({name: value}, {"episodes": (Episode(1.0, value, 0.0),)}):
+            with pytest.raises(WireError, match=f"(steps|{name}) of {value!r}"):
+                actor.insert(header()._replace(**changes), block_of(spec), 100)
+    with pytest.raises(WireError, match=f"num_streams of {value!r}"):
+        InsertClient(NOWHERE, "actor", spec, value, context=context)
+    with pytest.raises(WireError, match="numpy"):
+        InsertClient(NOWHERE, "actor", msgspec.structs.replace(spec, num_actions=np.int64(4)), 2, context=context)
+    with pytest.raises(ValueError, match=f"prefetch_batches {value!r}"):
+        ReplayClient(NOWHERE, "reader", prefetch_batches=value, context=context)
 
 
 def test_what_is_refused_takes_nothing_along(server, spec, header, make_unroll):
