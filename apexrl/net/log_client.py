@@ -130,6 +130,8 @@ class LogClient(Closing):
         self._asked_seconds, self._patience_seconds = -1e9, 0.0
         self._returned_seconds = -1e9
         self._subscribed = False
+        self._unanswered = 0  # heartbeats of this subscription
+        self._doubts = 0  # answers to come until the server is known to know us still, after a silence of ours
         self._next_batch = [0] * len(self._tables)  # index of the batch to come, by table
         self._untaken = [0] * len(self._tables)  # batches received and not yet used
         self._unasked = [0] * len(self._tables)  # batches used since the last demand
@@ -178,6 +180,7 @@ class LogClient(Closing):
             case wire.Standing() if self._subscribed and self._is_whole(message):
                 self._has_seen(message.next_number)
                 self.waits_for = " ".join(filter(None, dict.fromkeys(message.waits_for)))
+                self._was_answered()
             case wire.Append() | wire.Batch() | wire.Standing() | wire.Stranger() if self._subscribed:
                 # Something is missing, or the server does not know us: subscribe again from where we are.
                 self._return_after_loss()
@@ -227,8 +230,14 @@ class LogClient(Closing):
     def close(self) -> None:
         """Says goodbye."""
         if self._connection.is_usable:
+            self._doubts = 0  # there will be no answer, and a server that knows us takes them
             self.send_updates()
         self._connection.close()
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the server knows us, as far as we know."""
+        return self._subscribed and not self._doubts
 
     def _position(self, table: str | None) -> int:
         if table is None:
@@ -242,7 +251,7 @@ class LogClient(Closing):
         self._log, self._life, self._ring_unrolls = message.log, message.life, message.ring_unrolls
         self._next_number = message.next_number
         self._next_batch = list(message.next_batches)
-        self._subscribed = True
+        self._subscribed, self._unanswered, self._doubts = True, 0, 0
         if not message.continues:
             self._updates.drain()  # their keys are of another log
         self._demand()
@@ -269,14 +278,27 @@ class LogClient(Closing):
             self._next_number = next_number
 
     def _return_after_silence(self) -> None:
-        """Subscribes again where we were not called for so long that the server may have forgotten us.
+        """Asks the server whether it still knows us, where we were not called for so long that it may have forgotten us.
 
-        Priorities wait for its answer: it would drop those of a stranger.
+        All that it sent before lies unread in front of its answer, and stays valid. Priorities and demands wait for the
+        answer: it would drop those of a stranger.
         """
         self._connection.check_usable()
         if self._subscribed and time.monotonic() - self._connection.last_sent > MAX_SILENCE_SECONDS:
-            self._subscribed = False
-            self._subscribe()
+            self._beat()
+            self._doubts = self._unanswered
+
+    def _beat(self) -> None:
+        self._unanswered += 1
+        self._connection.send(wire.Heartbeat())
+
+    def _was_answered(self) -> None:
+        """Takes note of a `Standing`; of several heartbeats only the answer to the last one ends a doubt."""
+        self._unanswered = max(self._unanswered - 1, 0)
+        if self._doubts:
+            self._doubts -= 1
+            if not self._doubts:
+                self._demand()
 
     def _return_after_loss(self) -> None:
         """Subscribes again, at once unless it did so within the last second: else a server could keep us at it."""
@@ -296,7 +318,7 @@ class LogClient(Closing):
             return
         if self._subscribed:
             self._demand()
-            self._connection.send(wire.Heartbeat())
+            self._beat()
         elif time.monotonic() - self._asked_seconds >= self._patience_seconds:
             self._subscribe()
 
@@ -329,13 +351,13 @@ class LogClient(Closing):
 
     def send_updates(self) -> None:
         """Sends the new priorities that wait for the next demand."""
-        if not self._subscribed:  # the next answer says whether their keys still name the same items
+        if not self._is_known:  # the next answer says whether their keys still name the same items
             return
         for message in self._updates.drain():
             self._connection.send(message)
 
     def _demand(self) -> None:
-        if not self._subscribed:  # the server counts batches from 0 once it has heard us
+        if not self._is_known:  # the server counts batches from 0 once it has heard us
             return
         self.send_updates()  # the batches that are demanded are drawn by them
         self._unasked = [0] * len(self._tables)

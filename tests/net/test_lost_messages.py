@@ -200,21 +200,48 @@ def test_more_batches_than_were_demanded_are_not_handed_out(by_hand, spec, conte
     client.close()
 
 
-def test_priorities_after_a_long_silence_wait_until_the_server_knows_the_learner_again(
-    by_hand, spec, context, monkeypatch
-):
-    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 8, context=context)
-    subscribed(by_hand, client, spec)
-    hear(by_hand, client, wire.Demand)
-    monkeypatch.setattr(log_client, "MAX_SILENCE_SECONDS", -1)  # nobody called it for as long
+def after_silence(client, monkeypatch):
+    """Calls the client as if nobody had for long; nothing that it says but a heartbeat is for a stranger."""
+    with monkeypatch.context() as patch:
+        patch.setattr(log_client, "MAX_SILENCE_SECONDS", -1)
+        client.batch_used()
     client.update_priorities(np.arange(4), np.ones(4))
-    client.batch_used()
-    monkeypatch.undo()
-    asked = by_hand.heard()
-    assert [type(message) for message in asked] == [wire.Subscribe]
-    by_hand.say(wire.Subscribed(asked[0].request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+@pytest.mark.parametrize("follows_log", [False, True])
+def test_after_a_long_silence_priorities_wait_until_the_server_knows_the_learner(
+    by_hand, spec, context, monkeypatch, is_forgotten, follows_log
+):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 4, follows_log, context=context)
+    subscribed(by_hand, client, spec, num_batches=1)
+    hear(by_hand, client, wire.Demand)
+    hear(by_hand, client, wire.Heartbeat)
+    by_hand.say(wire.Standing(0, (1,), ("",)))  # it lies unread, and says nothing about now
+    for index in range(1, 4):
+        by_hand.say(batch_of(index))
+    after_silence(client, monkeypatch)
+    assert [type(message) for message in by_hand.heard()] == [wire.Heartbeat]
+    events = [client.poll(500) for _ in range(4)]
+    assert events[0] is None and all(isinstance(event, LogBatch) for event in events[1:])
+    assert {type(message) for message in by_hand.heard()} <= {wire.Heartbeat}
+    if is_forgotten:
+        by_hand.say(wire.Stranger())
+        request = hear(by_hand, client, wire.Subscribe).request
+        by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
+    else:
+        by_hand.say(wire.Standing(0, (4,), ("",)))
     assert hear(by_hand, client, wire.UpdatePriorities).keys == np.arange(4).tobytes()
     client.close()
+
+
+def test_a_client_that_ends_after_a_long_silence_says_its_priorities(by_hand, spec, context, monkeypatch):
+    client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 4, context=context)
+    subscribed(by_hand, client, spec, num_batches=1)
+    by_hand.heard()
+    after_silence(client, monkeypatch)
+    client.close()
+    assert [type(message) for message in by_hand.heard()] == [wire.Heartbeat, wire.UpdatePriorities, wire.Goodbye]
 
 
 def test_priorities_that_nobody_takes_are_bounded_and_the_newest_are_kept(by_hand, spec, context):

@@ -12,8 +12,10 @@ from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ApexError, ConfigError, PeerRefused, PeerTimeout
 from apexrl.net import InsertClient, RecordClient, ReplayClient
 from apexrl.net import learner_sessions as sessions
+from apexrl.net import log_client, service
 from apexrl.net.records import layout_of, spec_of
 from apexrl.net.replay_server import ReplayServer
+from tests.system.processes import wait_for
 
 FIELDS = {"id": "int64", "x": ("float32", 3), "name": "U8"}
 TABLES = ("hard=priority:0:1", "any=uniform:0:1", "queue=fifo:0:1", "stack=lifo:0:1", "once=uniform:0:1::1")
@@ -79,6 +81,22 @@ def test_queue_and_stack_give_each_record_once(make):
     for table in ("queue", "stack"):
         with pytest.raises(PeerTimeout, match=table):
             reader.sample(table, 0.05)
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_queue_gives_each_record_once_to_a_reader_that_was_silent_for_long(make, server, monkeypatch, is_forgotten):
+    client = make({"queue": 2})
+    fill(client, 40)
+    found = [client.sample("queue", 100).keys.tolist()]
+    wait_for(lambda: server.service.open_log.replay.tables["queue"].limiter.sampled == 8, 20, "batches ahead")
+    monkeypatch.setattr(log_client, "MAX_SILENCE_SECONDS", -1)  # of the next call
+    if is_forgotten:
+        monkeypatch.setattr(service, "PEER_TIMEOUT_SECONDS", -1)
+        wait_for(lambda: not server.service.open_log.learners.sessions, 20, "the server to forget it")
+    client.has_batch("queue")
+    monkeypatch.undo()
+    found += [client.sample("queue", 100).keys.tolist() for _ in range(19)]
+    assert found == [[i, i + 1] for i in range(0, 40, 2)]
 
 
 def test_an_item_leaves_after_so_many_draws(make):
