@@ -36,6 +36,8 @@ class Call(Generic[T]):
                 connection.wait(seconds)
         except StopIteration as end:
             return end.value
+        finally:
+            self._steps.close()
 
     async def _run(self) -> T:
         try:

@@ -278,7 +278,7 @@ class LogClient(Closing):
             self._next_number = next_number
 
     def _return_after_silence(self) -> None:
-        """Asks the server whether it still knows us, where we were not called for so long that it may have forgotten us.
+        """Asks the server whether it still knows us, where we were silent for so long that it may have forgotten us.
 
         All that it sent before lies unread in front of its answer, and stays valid. Priorities and demands wait for the
         answer: it would drop those of a stranger.

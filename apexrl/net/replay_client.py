@@ -20,6 +20,7 @@ from apexrl.net import wire
 from apexrl.net.arguments import check_named, checked_keys, checked_numbers
 from apexrl.net.calls import Call, Closing, Steps, call
 from apexrl.net.connection import POLL_SECONDS
+from apexrl.net.fetches import Fetch, Held
 from apexrl.net.keyring import Keyring
 from apexrl.net.log_client import EncodedUnroll, LogBatch, LogClient, LogFetched, LogStart
 from apexrl.types import Granularity, Sample, StreamSpec, Unroll, UnrollHeader
@@ -77,9 +78,10 @@ class ReplayClient(Closing):
         self._client = LogClient(
             endpoint, name, sizes, prefetch_batches, False, keyring, context, with_probabilities, with_unrolls, log
         )
-        self._batches: dict[str, collections.deque[LogBatch]] = {table: collections.deque() for table in sizes}
+        self._batches: dict[str, collections.deque[Held]] = {table: collections.deque() for table in sizes}
         self._requests = itertools.count()
-        self._fetched: dict[int, dict[int, EncodedUnroll | None]] = {}  # by request and number
+        self._generation = 0  # of the log: another one makes all keys void
+        self._fetches: dict[int, Fetch] = {}  # by request
         self._answers: dict[int, wire.Statistics | wire.Deleted | None] = {}  # by request
 
     @property
@@ -109,12 +111,14 @@ class ReplayClient(Closing):
         Raises: KeyError when the table was not named at the start, PeerTimeout when there is no batch in time,
           PeerRefused when the server refuses us.
         """
-        return Call(self._taking(table, timeout_seconds)).finish().sample
+        return self.sampling(table, timeout_seconds).finish()
 
     @call
     def sampling(self, table: str, timeout_seconds: float) -> Steps[Sample]:
         """Is `sample` to be awaited."""
-        return (yield from self._taking(table, timeout_seconds)).sample
+        held = yield from self._taking(table, timeout_seconds)
+        self._client.batch_used(table)
+        return held.batch.sample
 
     def sample_unrolls(self, table: str, timeout_seconds: float) -> SampledUnrolls:
         """Returns a batch with its unrolls, without those that the log let go before they could be fetched.
@@ -144,13 +148,25 @@ class ReplayClient(Closing):
     ) -> Steps[tuple[Sample, np.ndarray, dict[int, EncodedUnroll]]]:
         """Returns a batch, the unroll number [B] of each key, and the unrolls by number as they were inserted."""
         deadline = time.monotonic() + timeout_seconds
-        batch = yield from self._taking(table, timeout_seconds)
-        numbers = batch.sample.keys // self._items_of(table)
-        named = np.unique(numbers).tolist()
-        found = {number: unroll for number, unroll in zip(named, batch.unrolls, strict=False) if unroll.block}
-        if missing := [number for number in named if number not in found]:
-            found |= yield from self._getting(missing, deadline)
-        return batch.sample, numbers, found
+        while True:
+            held = yield from self._taking(table, deadline - time.monotonic())
+            batch, generation = held.batch, self._generation
+            numbers = batch.sample.keys // self._items_of(table)
+            named = np.unique(numbers).tolist()
+            found = {number: unroll for number, unroll in zip(named, batch.unrolls, strict=False) if unroll.block}
+            try:
+                if missing := [number for number in named if number not in found]:
+                    held.fetch = held.fetch or self._begin_fetch(missing)
+                    found |= yield from self._getting(held.fetch, deadline)
+            except BaseException:  # the time is up, or nobody waits any more: the next call gets it
+                if generation == self._generation:
+                    self._batches[table].appendleft(held)
+                else:
+                    self._let_go(table, held)
+                raise
+            self._let_go(table, held)
+            if generation == self._generation:  # else its keys are of another log
+                return batch.sample, numbers, found
 
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
         """Returns unrolls by number, decoded; those that the log does not hold are left out.
@@ -163,7 +179,11 @@ class ReplayClient(Closing):
     @call
     def fetching(self, numbers: Iterable[int], timeout_seconds: float) -> Steps[dict[int, StoredUnroll]]:
         """Is `fetch` to be awaited."""
-        return self._decoded((yield from self._getting(checked_numbers(numbers), time.monotonic() + timeout_seconds)))
+        fetch, deadline = self._begin_fetch(checked_numbers(numbers)), time.monotonic() + timeout_seconds
+        try:
+            return self._decoded((yield from self._getting(fetch, deadline)))
+        finally:
+            del self._fetches[fetch.request]
 
     def update_priorities(self, table: str, keys: ArrayLike, priorities: ArrayLike) -> None:
         """Sends new priorities [B] of keys [B]; those of keys no longer held are ignored.
@@ -230,33 +250,40 @@ class ReplayClient(Closing):
         """Says goodbye."""
         self._client.close()
 
-    def _taking(self, table: str, timeout_seconds: float) -> Steps[LogBatch]:
+    def _taking(self, table: str, timeout_seconds: float) -> Steps[Held]:
+        """Takes a batch, which is to be put back or let go."""
         check_named(table, self._batches)
         batches = self._batches[table]
         yield from self._until(lambda: bool(batches), timeout_seconds, f"batch of {table}")
-        self._client.batch_used(table)
         return batches.popleft()
+
+    def _let_go(self, table: str, held: Held) -> None:
+        """Makes room for another batch."""
+        if held.fetch is not None:
+            del self._fetches[held.fetch.request]
+        self._client.batch_used(table)
 
     def _items_of(self, table: str) -> int:
         """Returns how many keys of a table name one unroll."""
         assert self.spec is not None
         return self.spec.unroll_starts if self.granularity[table] == "transitions" else 1
 
-    def _getting(self, wanted: list[int], deadline: float) -> Steps[dict[int, EncodedUnroll]]:
-        yield from self._until(lambda: self.spec is not None, deadline - time.monotonic(), "log")
+    def _begin_fetch(self, numbers: list[int]) -> Fetch:
         request = next(self._requests)
-        found = self._fetched[request] = dict[int, EncodedUnroll | None]()
-        try:
-            while missing := [number for number in wanted if number not in found][: wire.MAX_FETCH]:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise self._late(f"{len(missing)} unrolls")
-                self._client.connection.send(wire.Fetch(request, tuple(missing)))
-                expected = len(found) + len(missing)
-                yield from self._polling(lambda: len(found) >= expected, min(RESEND_SECONDS, left))  # noqa: B023 - now
-        finally:
-            del self._fetched[request]
-        return {number: unroll for number, unroll in found.items() if unroll is not None}
+        self._fetches[request] = Fetch(request, numbers)
+        return self._fetches[request]
+
+    def _getting(self, fetch: Fetch, deadline: float) -> Steps[dict[int, EncodedUnroll]]:
+        """Asks for what is missing, again only where no answer came for RESEND_SECONDS."""
+        yield from self._until(lambda: self.spec is not None, deadline - time.monotonic(), "log")
+        while fetch.missing:
+            now = time.monotonic()
+            if not fetch.asked or now - fetch.heard_seconds >= RESEND_SECONDS:
+                self._client.connection.send(fetch.ask(now))
+            seconds = min(fetch.heard_seconds + RESEND_SECONDS, deadline) - now
+            if not (yield from self._polling(lambda: not fetch.asked, seconds)) and time.monotonic() >= deadline:
+                raise self._late(f"{len(fetch.missing)} unrolls")
+        return {number: unroll for number, unroll in fetch.found.items() if unroll is not None}
 
     def _decoded(self, encoded: Mapping[int, EncodedUnroll]) -> dict[int, StoredUnroll]:
         assert self.spec is not None
@@ -299,29 +326,38 @@ class ReplayClient(Closing):
     def _polling(self, done: Callable[[], bool], timeout_seconds: float) -> Steps[bool]:
         deadline = time.monotonic() + timeout_seconds
         while not done():
+            self._poll()  # also where there is no time: a call that is made again and again gets on
+            if done():
+                break
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            self._poll()
-            if not done():
-                yield self._client.connection, min(left, POLL_SECONDS)
+            yield self._client.connection, min(left, POLL_SECONDS)
         return True
 
     def _poll(self) -> None:
         match self._client.poll(0):
             case LogStart() as event:
                 self.spec, self.granularity = event.spec, event.granularity
-                if not event.continues:  # keys of another log mean nothing
-                    for table, batches in self._batches.items():
-                        while batches:
-                            batches.pop()
-                            self._client.batch_used(table)
+                if not event.continues:
+                    self._forget()
+                for fetch in self._fetches.values():
+                    fetch.asked.clear()  # a server that did not know us has no questions of ours
             case LogBatch() as event:
-                self._batches[event.table].append(event)
-            case LogFetched() as event if event.request in self._fetched:
-                self._fetched[event.request][event.number] = event.unroll
+                self._batches[event.table].append(Held(event))
+            case LogFetched() as event if event.request in self._fetches:
+                self._fetches[event.request].take(event.number, event.unroll, time.monotonic())
             case (wire.Statistics() | wire.Deleted()) as event if event.request in self._answers:
                 self._answers[event.request] = event
+
+    def _forget(self) -> None:
+        """Lets go of all that is of another log: keys and numbers of it mean nothing."""
+        self._generation += 1
+        for table, batches in self._batches.items():
+            while batches:
+                self._let_go(table, batches.popleft())
+        for fetch in self._fetches.values():
+            fetch.begin_anew()
 
     def _late(self, what: str) -> PeerTimeout:
         reason = self.waits_for or "its answer"

@@ -152,8 +152,8 @@ class HandServer:
             messages.append(wire.decode_to_replay(frames))
         return messages
 
-    def say(self, message):
-        self.socket.send_multipart([self.peer, wire.encode(message)])
+    def say(self, message, *attachments):
+        self.socket.send_multipart([self.peer, wire.encode(message), *attachments])
 
 
 def hear(server, client, kind):

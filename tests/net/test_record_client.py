@@ -10,9 +10,8 @@ import pytest
 
 from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ApexError, ConfigError, PeerRefused, PeerTimeout
-from apexrl.net import InsertClient, RecordClient, ReplayClient
+from apexrl.net import InsertClient, RecordClient, ReplayClient, log_client, service
 from apexrl.net import learner_sessions as sessions
-from apexrl.net import log_client, service
 from apexrl.net.records import layout_of, spec_of
 from apexrl.net.replay_server import ReplayServer
 from tests.system.processes import wait_for
