@@ -17,10 +17,11 @@ from numpy.typing import ArrayLike
 
 from apexrl.errors import PeerRefused, PeerTimeout
 from apexrl.net import wire
-from apexrl.net.arguments import check_named, checked_keys, checked_numbers
+from apexrl.net.arguments import check_named, checked_keys, checked_numbers, checked_update
 from apexrl.net.calls import Call, Closing, Steps, call
 from apexrl.net.connection import POLL_SECONDS
 from apexrl.net.fetches import Fetch, Held
+from apexrl.net.handed_keys import HandedKeys
 from apexrl.net.keyring import Keyring
 from apexrl.net.log_client import EncodedUnroll, LogBatch, LogClient, LogFetched, LogStart
 from apexrl.types import Granularity, Sample, StreamSpec, Unroll, UnrollHeader
@@ -82,6 +83,7 @@ class ReplayClient(Closing):
         self._requests = itertools.count()
         self._generation = 0  # of the log: another one makes all keys void
         self._fetches: dict[int, Fetch] = {}  # by request
+        self._handed: dict[int, HandedKeys] = {}  # by the number of keys that name one unroll
         self._answers: dict[int, wire.Statistics | wire.Deleted | None] = {}  # by request
 
     @property
@@ -117,7 +119,8 @@ class ReplayClient(Closing):
     def sampling(self, table: str, timeout_seconds: float) -> Steps[Sample]:
         """Is `sample` to be awaited."""
         held = yield from self._taking(table, timeout_seconds)
-        self._client.batch_used(table)
+        self._let_go(table, held)
+        self._hand_out(table, held.batch.sample.keys)
         return held.batch.sample
 
     def sample_unrolls(self, table: str, timeout_seconds: float) -> SampledUnrolls:
@@ -166,6 +169,7 @@ class ReplayClient(Closing):
                 raise
             self._let_go(table, held)
             if generation == self._generation:  # else its keys are of another log
+                self._hand_out(table, batch.sample.keys)
                 return batch.sample, numbers, found
 
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
@@ -186,7 +190,7 @@ class ReplayClient(Closing):
             del self._fetches[fetch.request]
 
     def update_priorities(self, table: str, keys: ArrayLike, priorities: ArrayLike) -> None:
-        """Sends new priorities [B] of keys [B]; those of keys no longer held are ignored.
+        """Sends new priorities [B] of keys [B]; those of keys no longer held, or of an earlier log, are ignored.
 
         They may wait for those of the batches that have come already, until one of the next calls.
 
@@ -194,11 +198,16 @@ class ReplayClient(Closing):
           there are not as many of both; KeyError when the table was not named at the start; PeerRefused when the server
           refuses us.
         """
-        self._client.update_priorities(keys, priorities, table)
+        check_named(table, self._batches)
+        names, values = checked_update(keys, priorities)
+        current = self._current(table, names)
+        self._client.update_priorities(names[current], values[current], table)
         self._poll()  # keeps the connection alive
 
     def delete(self, table: str, keys: ArrayLike, timeout_seconds: float) -> int:
         """Takes items [N] out of a table for ever; other tables and the log keep them. Any table may be named.
+
+        Keys that were handed out of an earlier log are ignored.
 
         Returns: how many could be drawn before. It is less where an answer was lost and the server asked again.
         Raises: ValueError when keys are no whole numbers from 0, PeerTimeout when the server does not answer in time,
@@ -210,9 +219,11 @@ class ReplayClient(Closing):
     def deleting(self, table: str, keys: ArrayLike, timeout_seconds: float) -> Steps[int]:
         """Is `delete` to be awaited."""
         numbers, deadline, count = checked_keys(keys), time.monotonic() + timeout_seconds, 0
+        yield from self._until(lambda: self.spec is not None, timeout_seconds, "log")
+        numbers, generation = numbers[self._current(table, numbers)], self._generation
         for first in range(0, len(numbers), wire.MAX_BATCH):
             part = numbers[first : first + wire.MAX_BATCH].tobytes()
-            count += yield from self._removing(table, part, False, deadline)
+            count += yield from self._removing(table, part, False, deadline, generation)
         return count
 
     def reset(self, table: str, timeout_seconds: float) -> int:
@@ -226,7 +237,7 @@ class ReplayClient(Closing):
     @call
     def resetting(self, table: str, timeout_seconds: float) -> Steps[int]:
         """Is `reset` to be awaited."""
-        return (yield from self._removing(table, b"", True, time.monotonic() + timeout_seconds))
+        return (yield from self._removing(table, b"", True, time.monotonic() + timeout_seconds, None))
 
     def statistics(self, timeout_seconds: float) -> wire.Statistics:
         """Returns the metrics of the server and of the log, and how it sees the log's peers.
@@ -256,6 +267,17 @@ class ReplayClient(Closing):
         batches = self._batches[table]
         yield from self._until(lambda: bool(batches), timeout_seconds, f"batch of {table}")
         return batches.popleft()
+
+    def _hand_out(self, table: str, keys: np.ndarray) -> None:
+        self._handed.setdefault(self._items_of(table), HandedKeys()).add(keys)
+
+    def _current(self, table: str, keys: np.ndarray) -> np.ndarray:
+        """Returns [N] bool: which keys [N] are not known to be of an earlier log."""
+        is_old = np.zeros(len(keys), bool)
+        for items, handed in self._handed.items():
+            if table not in self.granularity or items == self._items_of(table):
+                is_old |= handed.are_old(keys)
+        return ~is_old
 
     def _let_go(self, table: str, held: Held) -> None:
         """Makes room for another batch."""
@@ -293,10 +315,17 @@ class ReplayClient(Closing):
             for number, (message, block) in encoded.items()
         }
 
-    def _removing(self, table: str, keys: bytes, everything: bool, deadline: float) -> Steps[int]:
+    def _removing(
+        self, table: str, keys: bytes, everything: bool, deadline: float, generation: int | None
+    ) -> Steps[int]:
+        """Deletes; `generation`: of the log that the keys are of, where they shall leave no other one."""
         yield from self._until(lambda: self.spec is not None, deadline - time.monotonic(), "log")
         self._client.send_updates()  # they came before
-        answer = yield from self._asking(lambda n: wire.Delete(n, table, keys, everything), "answer", deadline)
+
+        def delete(request: int) -> wire.Delete:
+            return wire.Delete(request, table, keys if generation in (None, self._generation) else b"", everything)
+
+        answer = yield from self._asking(delete, "answer", deadline)
         assert isinstance(answer, wire.Deleted)
         if answer.fault:
             raise PeerRefused(f"the replay server at {self._client.connection.endpoint} refuses: {answer.fault}")
@@ -353,6 +382,8 @@ class ReplayClient(Closing):
     def _forget(self) -> None:
         """Lets go of all that is of another log: keys and numbers of it mean nothing."""
         self._generation += 1
+        for handed in self._handed.values():
+            handed.begin_anew()
         for table, batches in self._batches.items():
             while batches:
                 self._let_go(table, batches.popleft())
