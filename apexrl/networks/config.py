@@ -101,9 +101,14 @@ def to_text(config: NetworkConfig) -> str:
 
 
 def chosen_fields(config: NetworkConfig) -> dict[str, Any]:
-    """Returns the fields of a configuration by name, without those that came later and have their defaults."""
+    """Returns the fields of a configuration by name, without those that came later and have their defaults.
+
+    An author's class may have other defaults, which a reader of the text would take.
+    """
+    usual = {field.name: field.default for field in dataclasses.fields(config)}
+    later = {name: default for name, default in LATER.items() if usual.get(name) == default}
     fields = dataclasses.asdict(config)
-    return {name: value for name, value in fields.items() if name not in LATER or value != LATER[name]}
+    return {name: value for name, value in fields.items() if name not in later or value != later[name]}
 
 
 def own_network(text: str) -> str:

@@ -16,7 +16,15 @@ from apexrl.environments.observations import parts_of, presented
 from apexrl.environments.vector import make_environment
 from apexrl.errors import ApexError, ConfigError
 from apexrl.networks import policy
-from apexrl.networks.config import DuelingConfig, own_network, to_text
+from apexrl.networks.config import (
+    LATER,
+    Activation,
+    ActorCriticConfig,
+    DuelingConfig,
+    from_text,
+    own_network,
+    to_text,
+)
 from apexrl.networks.dueling import make_network
 from apexrl.networks.headers import Identity
 from apexrl.networks.own_torso import OwnTorso
@@ -131,6 +139,27 @@ def test_its_name_travels_with_the_parameters_and_others_have_no_field_of_it():
     assert own_network(text) == f"{HERE}:Layers" and '"inputs":["map=3"]' in text
     assert to_text(DuelingConfig()) == '{"channels":[32,64,64],"hidden_size":512,"quantiles":0}'
     assert own_network(to_text(DuelingConfig())) == own_network("no json") == own_network('{"network": 3}') == ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tanh(ActorCriticConfig):
+    """An heir with other defaults than the family's."""
+
+    activation: Activation = "tanh"
+    inputs: tuple[str, ...] = dataclasses.field(default=("map=3",), kw_only=True)
+
+
+@pytest.mark.parametrize("changes", [{}, {"activation": "relu"}, {"inputs": ()}, {"activation": "relu", "inputs": ()}])
+def test_a_text_tells_what_differs_from_the_defaults_of_an_authors_own_class(changes):
+    config = Tanh(**changes)
+    assert from_text(to_text(config), Tanh) == config
+
+
+def test_texts_of_shipped_families_stay_the_same():
+    """Fields that came later are left out where they have their defaults."""
+    for family in FAMILIES.values():
+        fields = {field.name: field for field in dataclasses.fields(family.network)}
+        assert all(fields[name].default == later for name, later in LATER.items() if name in fields)
 
 
 class Flat(nn.Linear):
