@@ -14,7 +14,7 @@ from apexrl.networks.torsos import FrameNetwork
 
 
 class CastCopies:
-    """Networks by part to compute with: copies that share all float32 parameters with those that are trained.
+    """Networks by part to compute with: copies that share float32 parameters and buffers with those that are trained.
 
     The first layer's weight is shared, too: a torso scales it before it is cast. A network that does not say what may
     be converted is its own copy: autocast casts its layers.
@@ -47,4 +47,7 @@ class CastCopies:
             else:
                 self._cast.append(own)
                 self._exact.append(exact)
+        for name, buffer in network.named_buffers(remove_duplicate=False):
+            layer, _, own_name = name.rpartition(".")
+            setattr(copied.get_submodule(layer), own_name, buffer)
         return copied

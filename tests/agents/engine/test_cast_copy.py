@@ -8,7 +8,8 @@ from apexrl.agents.engine.cast_copy import CastCopies
 from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.networks import device
 from apexrl.networks.config import DuelingConfig
-from apexrl.networks.dueling import make_network
+from apexrl.networks.dueling import DuelingNetwork, make_network
+from apexrl.networks.torsos import make_torso
 from tests.agents.engine.test_minibatches import eagerly, metrics_of, world_of
 from tests.agents.impala_parts import LASER, updates
 from tests.devices import CPU
@@ -85,3 +86,28 @@ def test_a_copy_shares_what_it_computes_in_float32():
     shared = [own.data_ptr() == exact.data_ptr() for own, exact in pairs]
     assert shared == [own.dtype == torch.float32 for own, _ in pairs] and 0 < sum(shared) < len(shared)
     assert all(torch.equal(own, exact.to(own.dtype)) for own, exact in pairs)
+
+
+class Counting(DuelingNetwork):
+    """Has numbers of its own in its buffers, which each pass changes: of a layer, and beside all layers."""
+
+    def __init__(self):
+        super().__init__(make_torso(SCREENS, (4, 4, 4), 16), 16, SCREENS.num_actions)
+        self.norm = torch.nn.BatchNorm1d(self.torso.num_features)
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
+
+    def heads(self, features):
+        self.passes += 1
+        return super().heads(self.norm(features))
+
+
+def test_buffers_are_those_of_the_network_itself():
+    """They follow a checkpoint, another learner and the network that a target copies; what a pass writes stays."""
+    network = Counting()
+    copied = CastCopies({"q": network}, torch.bfloat16).networks["q"]
+    before = network.norm.running_mean.clone()
+    with torch.autocast("cpu", torch.bfloat16):
+        copied.heads(torch.rand(3, network.torso.num_features))
+    assert network.passes == 1 and not torch.equal(network.norm.running_mean, before)
+    network.load_state_dict({name: torch.full_like(tensor, 3) for name, tensor in network.state_dict().items()})
+    assert copied.norm.running_var.eq(3).all() and copied.norm.num_batches_tracked == 3
