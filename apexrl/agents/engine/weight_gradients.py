@@ -27,7 +27,8 @@ class WeightGradients:
     def __init__(self, network: nn.Module, places: Mapping[nn.Parameter, Tensor], spawn: Spawn):
         """Takes the layers but the first, whose weights a torso scales and turns before it computes with them.
 
-        Those of an LSTM are left to autograd, too: it is called once a step; and so is a module of the user's.
+        Those of an LSTM are left to autograd, too: it is called once a step; and so is a module of the user's, and a
+        layer with a parameter that its author froze.
 
         Args:
           places: where the gradient of each parameter of the network belongs.
@@ -35,7 +36,7 @@ class WeightGradients:
         self._places, self._spawn = places, spawn
         first, parts = next(network.parameters()), set(network.modules())
         parts -= {part for other in parts if isinstance(other, EpisodicLSTM | OwnTorso) for part in other.modules()}
-        self._layers = {part for part in parts if _is_large(part) and part.weight is not first}
+        self._layers = {part for part in parts if _is_taken(part) and part.weight is not first}
         self._pending: dict[nn.Module, Callable[[], None]] = {}  # in the order of the backward pass: what ends each
         for layer in self._layers:
             layer.requires_grad_(False)
@@ -68,7 +69,9 @@ class WeightGradients:
         self._pending[layer] = self._spawn(compute)
 
 
-def _is_large(layer: nn.Module) -> bool:
+def _is_taken(layer: nn.Module) -> bool:
+    if not all(parameter.requires_grad for parameter in layer.parameters()):
+        return False
     if isinstance(layer, nn.Conv2d):
         return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return isinstance(layer, nn.Linear) and layer.weight.numel() >= LEAST_WEIGHTS

@@ -95,6 +95,18 @@ def test_a_pass_without_gradients_leaves_nothing_to_the_thread():
     assert not thread.num_left
 
 
+def test_what_an_author_froze_stays_as_it_is():
+    ours, plain = network(), network()
+    gradients = [Gradient({"net": net}, is_mean=False) for net in (ours, plain)]
+    for net in (ours, plain):
+        net.strided.requires_grad_(False)
+        net.wide.bias.requires_grad_(False)
+    gradients[0].parts["net"].use_thread(in_a_thread(), ours)
+    found, expected = (compute(gradient, net) for gradient, net in zip(gradients, (ours, plain), strict=True))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert not ours.strided.weight.grad.any() and not ours.wide.bias.grad.any() and ours.wide.weight.grad.any()
+
+
 def test_a_copy_of_the_network_is_differentiated_into_the_buffer_of_its_origin():
     own = network()
     gradient = Gradient({"net": own}, is_mean=False)
