@@ -337,7 +337,7 @@ class Family(NamedTuple):
     raw_rewards_flag: Callable[[Any], str] = lambda update: ""  # of the update's: one that takes no clipped rewards
     is_greedy: bool = False  # whether it takes the best action, up to exploration: it learns no random policy
     exploration_bands: Bands = ()  # by which returns of training games are told apart; () where all explore alike
-    divided_sizes: tuple[str, ...] = ("batch_size",)  # of the update's: one of several learners has its part of each
+    divided_sizes: tuple[str, ...] = ()  # of the update's, beside batch_size: each of several learners has its part
 
 
 def check_discrete(environment: EnvironmentSpec, *, takes_masks: bool = False) -> None:

@@ -77,7 +77,7 @@ def divided_sizes(agent: str, update: UpdateConfig) -> dict[str, int]:
 
     Raises: ConfigError when the algorithm names one that its update has not.
     """
-    names = family_of(agent).divided_sizes
+    names = dict.fromkeys(("batch_size", *family_of(agent).divided_sizes))
     if unknown := [name for name in names if not hasattr(update, name)]:
         raise ConfigError(f"--agent {agent}: Family.divided_sizes names {unknown[0]}, which its update has not")
     return {name: getattr(update, name) for name in names}

@@ -48,7 +48,7 @@ def test_the_sizes_of_an_own_algorithm_are_divided_as_it_says(monkeypatch):
     assert [want.batch_size for want in wants_of(share)] == [2, 3]
     with pytest.raises(ConfigError, match="--queue-size 5 is not to be divided among 2 learners: give a multiple"):
         share_of(parse(LearnerCommand, [*flags, "5"]), 2)
-    family = FAMILIES["counting"]._replace(divided_sizes=("batch_size", "queue"))
+    family = FAMILIES["counting"]._replace(divided_sizes=("queue",))
     monkeypatch.setitem(FAMILIES, "counting", family)
     with pytest.raises(ConfigError, match=r"Family\.divided_sizes names queue, which its update has not"):
         share_of(parse(LearnerCommand, [*flags, "4"]), 1)

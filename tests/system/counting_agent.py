@@ -48,7 +48,7 @@ FAMILIES["counting"] = Family(
     ),
     tables=lambda update: (TableSpec("queue", "fifo"), TableSpec("sequences", "priority", 0, 3)),
     module="tests.system.counting_agent",
-    divided_sizes=("batch_size", "queue_size"),
+    divided_sizes=("queue_size",),
 )
 
 
