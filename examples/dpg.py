@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apexrl.agents.contract import Family, Transitions, Want
+from apexrl.agents.contract import Family, Transitions, Want, check_continuous
 from apexrl.agents.engine.plain import Acting, Learning, Losses, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
@@ -124,12 +124,18 @@ def make_network(spec, config):
     return Policy(spec, config)
 
 
+def stream(algorithm, environment):
+    """Returns the stream of an environment: unrolls overlap by as many steps as a return has."""
+    check_continuous(environment)
+    return environment.streamed(algorithm.unroll_starts, overlap_steps=algorithm.n_steps)
+
+
 make_actor, make_learner = actor_of(DpgActing, DpgNetwork, make_network), learner_of(DpgLearning)
 FAMILIES["dpg"] = Family(
     DpgAlgorithm(unroll_starts=20),
     DpgNetwork(),
     DpgUpdate(),
-    stream=lambda algorithm, spec: spec.streamed(algorithm.unroll_starts, overlap_steps=algorithm.n_steps),
+    stream=stream,
     wants=lambda algorithm, update: (
         Want("transitions", update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),
     ),

@@ -14,6 +14,7 @@ from apexrl.agents.engine.plain import Learning, Losses, Target
 from apexrl.agents.engine.plain_actor import actor_of
 from apexrl.agents.engine.plain_learner import learner_of
 from apexrl.agents.families import FAMILIES
+from apexrl.errors import ConfigError
 from apexrl.networks.config import DuelingConfig
 from apexrl.networks.torsos import FrameNetwork, make_torso
 
@@ -64,7 +65,7 @@ class QuantileLearning(Learning):
 
     def from_online(self, online, batches, from_target):
         """Returns the quantiles [B, N] of the best next action, as the online network ranks them."""
-        best = online["q"].of(batches[self.update.table].next_observation).mean(dim=2).argmax(dim=1)
+        best = online["q"](batches[self.update.table].next_observation).argmax(dim=1)  # of the actions that are allowed
         return from_target[torch.arange(len(best)), best]
 
     def losses(self, online, batches, known):
@@ -85,5 +86,13 @@ def make_network(spec, config):
     return QuantileNetwork(spec, config)
 
 
+def wants(algorithm, update):
+    """Returns the wants of Ape-X, whose flags are all taken but for two."""
+    for name, value in {"--munchausen": update.munchausen, "--value-rescaling": algorithm.value_rescaling}.items():
+        if value:
+            raise ConfigError(f"--agent quantile-dqn takes no {name}: leave it out, or give --agent apex-dqn")
+    return apex_dqn_config.wants(algorithm, update)
+
+
 make_actor, make_learner = actor_of(apex_dqn.ApexActing, QuantileConfig, make_network), learner_of(QuantileLearning)
-FAMILIES["quantile-dqn"] = apex_dqn_config.FAMILY._replace(network=QuantileConfig(), module="quantile_dqn")
+FAMILIES["quantile-dqn"] = apex_dqn_config.FAMILY._replace(network=QuantileConfig(), wants=wants, module="quantile_dqn")

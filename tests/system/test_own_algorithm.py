@@ -1,14 +1,21 @@
 """The examples of docs/own-algorithm.md: they learn, on a captured graph, too, and all that reads a run takes them."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import apexrl
-from apexrl.agents.families import FAMILIES
+from apexrl.agents.families import FAMILIES, family_of, implementation
+from apexrl.config.commands import LearnerCommand
+from apexrl.config.flags import parse, wants_of
+from apexrl.errors import ConfigError
 from apexrl.roles.export import export
+from tests.agents.test_masks import MASKED, masks, with_masks
 from tests.captured_runs import check_captured_run, run_lockstep
+from tests.devices import CPU
 from tests.examples import EXAMPLES, train_flags
 from tests.system.processes import ROOT
 from tests.system.test_training import learn
@@ -43,6 +50,30 @@ def test_a_policy_of_vectors_plays_in_the_library(tmp_path, examples):
 def test_the_network_has_an_onnx_graph(tmp_path, examples, flags):
     run_lockstep(tmp_path, [*SHORT, *flags])
     assert "it gives values" in export(tmp_path / "checkpoints" / "latest.safetensors", tmp_path / "network.onnx")
+
+
+def test_targets_of_quantiles_keep_to_masks(examples):
+    family, rng = family_of("quantile_dqn:quantile-dqn"), np.random.default_rng(0)
+    spec = family.stream(family.algorithm, MASKED)
+    learner = implementation(family).make_learner(family.algorithm, family.network, family.update, spec, CPU)
+    mask = masks(rng, 40)
+    observations = with_masks(torch.randn(40, 2, 4), mask)
+    of_target = torch.arange(float(mask.shape[1])).view(1, -1, 1).expand(40, -1, family.network.quantiles)
+    batch = SimpleNamespace(next_observation=observations)
+    best = learner.learning.from_online(learner.online, {"transitions": batch}, of_target)[:, 0].long()
+    assert mask[torch.arange(40), best].all() and len(set(best.tolist())) > 1
+
+
+@pytest.mark.parametrize("flags", [["--munchausen", "0.9"], ["--value-rescaling"]])
+def test_flags_of_ape_x_that_the_quantiles_do_not_know_are_refused(examples, flags):
+    with pytest.raises(ConfigError, match=f"--agent quantile-dqn takes no {flags[0]}: leave it out"):
+        wants_of(parse(LearnerCommand, ["--agent", "quantile_dqn:quantile-dqn", *flags]))
+
+
+def test_a_policy_of_vectors_refuses_actions_to_choose_from(examples):
+    family = family_of("dpg:dpg")
+    with pytest.raises(ConfigError, match="'Doors-v0' has 3 actions to choose from, and this algorithm chooses numb"):
+        family.stream(family.algorithm, MASKED)
 
 
 def test_the_page_shows_both_examples():
