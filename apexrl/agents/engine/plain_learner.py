@@ -31,6 +31,7 @@ class PlainLearner:
         self._precision = autocast_for(device, spec)
         self.online = _laid_out(learning.parts(), device)
         _check_names(learning, self.online)
+        _check_parameters(self.online)
         if device.type == "cpu" and spec.action_bounds:  # other batches of vectors are small, and so are their products
             for layer in self.online.modules():
                 if isinstance(layer, HiddenLinear):
@@ -234,6 +235,17 @@ def _check_names(learning: Learning, parts: nn.ModuleDict) -> None:
     taken = {name.split(".")[0] for name in parts[learning.acting[0]].state_dict()}
     if both := taken.intersection(learning.acting[1:]):
         raise ApexError(f"`acting` names {min(both)}, and {learning.acting[0]} has a tensor of that name: rename one")
+
+
+def _check_parameters(parts: nn.ModuleDict) -> None:
+    """Raises ApexError when two parts share a parameter, for each has a buffer of its own, or one is not float32."""
+    owners: dict[nn.Parameter, str] = {}
+    for name, part in parts.items():
+        for own_name, parameter in part.named_parameters():
+            if parameter.dtype != torch.float32:
+                raise ApexError(f"`parts` has {name}.{own_name} of {parameter.dtype}: give float32")
+            if (owner := owners.setdefault(parameter, name)) != name:
+                raise ApexError(f"`parts` {owner} and {name} share {own_name}: make what they share a part of its own")
 
 
 def _laid_out(parts: dict[str, nn.Module], device: torch.device) -> nn.ModuleDict:

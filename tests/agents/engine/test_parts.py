@@ -1,0 +1,43 @@
+"""What an author's networks may not be, on the learner that runs plain algorithms."""
+
+import pytest
+import torch
+
+from apexrl.errors import ApexError
+from apexrl.networks.dueling import make_network
+from tests.agents.engine.test_plain_learner import PolicyAndCritic, learner_of
+
+
+def test_parts_that_share_a_module_are_named():
+    """Each has a buffer of its own, so that a parameter lies in one."""
+
+    def parts(self):
+        made = PolicyAndCritic.parts(self)
+        made["critic"].torso = made["policy"].torso
+        return made
+
+    with pytest.raises(ApexError, match=r"`parts` policy and critic share torso\.first\.weight: make what they share"):
+        learner_of(type("Sharing", (PolicyAndCritic,), {"parts": parts}))
+
+
+def test_a_part_may_use_a_module_twice():
+    class Tied(PolicyAndCritic):
+        target = None
+
+        def parts(self):
+            made = super().parts()
+            made["critic"].again = made["critic"].torso
+            return made
+
+    assert learner_of(Tied).online["critic"].again.first.weight.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_parameters_of_another_type_are_named(dtype):
+    def parts(self):
+        made = {name: make_network(self.spec, self.network) for name in ("policy", "critic")}
+        made["critic"].value.to(dtype)
+        return made
+
+    with pytest.raises(ApexError, match=rf"`parts` has critic\.value\.weight of {dtype}: give float32"):
+        learner_of(type("Precise", (PolicyAndCritic,), {"parts": parts}))
