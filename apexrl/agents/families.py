@@ -1,7 +1,10 @@
 """The algorithms by name. Loads no torch: `implementation` does."""
 
 import contextlib
+import dataclasses
 import importlib
+import typing
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 from apexrl.agents import (
@@ -13,7 +16,10 @@ from apexrl.agents import (
     r2d2_config,
     sac_config,
 )
-from apexrl.agents.contract import Family, Implementation
+from apexrl.agents.contract import Family, Implementation, Section
+from apexrl.config.commands import OfflineCommand, ReplayCommand, RunCommand, WorkerCommand
+from apexrl.config.fields import values_of
+from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 from apexrl.own_modules import import_own
 
@@ -28,12 +34,14 @@ FAMILIES: dict[str, Family] = {
     "pqn": pqn_config.FAMILY,
 }
 """By the name that --agent takes. A module of your own may add to it: --agent module:name imports it first."""
+SHIPPED = frozenset(FAMILIES)
+COMMANDS = (RunCommand, OfflineCommand, ReplayCommand, WorkerCommand)  # the flags of the others are among theirs
 
 
 def family_of(name: str) -> Family:
     """Returns the family of a name, or of `module:name`, whose module registers it in FAMILIES.
 
-    Raises: ConfigError when there is none.
+    Raises: ConfigError when there is none, or a field or a preset of somebody's own cannot be.
     """
     module, _, own_name = name.rpartition(":")
     if module:
@@ -42,7 +50,45 @@ def family_of(name: str) -> Family:
     if own_name not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ConfigError(f"--agent {name}: there is no such algorithm; known are {known}, or module:name for your own")
-    return FAMILIES[own_name]
+    family = FAMILIES[own_name]
+    if own_name not in SHIPPED:
+        _check_fields(name, family)
+        _check_presets(name, family)
+    return family
+
+
+def _check_fields(agent: str, family: Family) -> None:
+    """Raises ConfigError when a command has a flag of a field's name already."""
+    for kind in COMMANDS:
+        taken, own = set[str](), []
+        for field in dataclasses.fields(kind):
+            if field.default is dataclasses.MISSING:
+                own.append(getattr(family, field.name))
+            else:
+                taken |= values_of(field.default).keys() if dataclasses.is_dataclass(field.default) else {field.name}
+        for config in own:
+            names = values_of(config).keys()
+            if both := taken & names:
+                source = f"--agent {agent}: the field {min(both)} of {type(config).__name__}"
+                raise ConfigError(f"{source}: there is a flag {flag_of(min(both))} already: rename it")
+            taken |= names
+
+
+def _check_presets(agent: str, family: Family) -> None:
+    """Raises ConfigError when a preset has a section, or a section a field, that there is not."""
+    command, known = (
+        RunCommand(algorithm=family.algorithm, network=family.network, update=family.update),
+        typing.get_args(Section),
+    )
+    for preset, sections in family.presets.items():
+        source = f"--agent {agent}: preset {preset}"
+        for section, values in sections.items():
+            if section not in known:
+                raise ConfigError(f"{source} has a section {section}: they are {', '.join(known)}")
+            if not isinstance(values, Mapping):
+                raise ConfigError(f"{source}: the section {section} is {values!r:.200}: give its fields by name")
+            if unknown := values.keys() - values_of(getattr(command, section)):
+                raise ConfigError(f"{source}: the section {section} has no field {min(unknown)}")
 
 
 def records(given: Any, kind: type[R], source: str) -> tuple[R, ...]:

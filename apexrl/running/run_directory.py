@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from apexrl import __version__
+from apexrl.agents.families import SHIPPED
 from apexrl.config.commands import ActorCommand, RunCommand
 from apexrl.config.fields import check_ranges, with_values
 from apexrl.config.flags import Asked, actor_command, default_command
@@ -163,7 +164,8 @@ def read_config(path: Path, trust: Trust = NOBODY) -> tuple[RunCommand, list[str
             )
         trust.check(path, agent=given["agent"])  # the defaults are those of its family
         not_given: list[str] = []
-        command = _restored(renewed(given), default_command(RunCommand, given["agent"]), not_given)
+        values = renewed(given) if given["agent"] in SHIPPED else given
+        command = _restored(values, default_command(RunCommand, given["agent"]), not_given)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
     try:

@@ -1,0 +1,77 @@
+"""What a family of somebody's own may not be called, and its presets may not hold."""
+
+import dataclasses
+
+import pytest
+
+from apexrl.agents.families import FAMILIES, SHIPPED, family_of
+from apexrl.config.commands import RunCommand
+from apexrl.config.flags import default_command, with_preset
+from apexrl.config.sections import AlgorithmConfig, UpdateConfig
+from apexrl.errors import ConfigError
+from apexrl.files import write_json
+from apexrl.running.run_directory import CONFIG_FILE, read_config
+from tests.own_agent import OWN
+
+
+def update_with(*names):
+    return dataclasses.make_dataclass("OwnUpdate", [(n, int, 3) for n in names], bases=(UpdateConfig,), frozen=True)()
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Lists a changed family, and returns its name."""
+
+    def change(**changes):
+        monkeypatch.setitem(FAMILIES, "other", OWN._replace(**changes))
+        return "tests.own_agent:other"
+
+    return change
+
+
+@pytest.mark.parametrize("field", ["episodes", "shard", "max_seconds", "agent", "unroll_starts"])
+def test_a_field_that_is_a_flag_already_is_named(register, field):
+    agent, flag = register(update=update_with(field)), f"--{field.replace('_', '-')}"
+    with pytest.raises(
+        ConfigError, match=f"--agent {agent}: the field {field} of OwnUpdate: there is a flag {flag} already"
+    ):
+        family_of(agent)
+
+
+def test_a_field_with_the_name_of_a_device_is_named_where_actors_have_such_a_flag(register):
+    kind = dataclasses.make_dataclass("OwnAlgorithm", [("device", str, "cpu")], bases=(AlgorithmConfig,), frozen=True)
+    with pytest.raises(ConfigError, match="the field device of OwnAlgorithm: there is a flag --device already"):
+        family_of(register(algorithm=kind()))
+
+
+@pytest.mark.parametrize(
+    ("preset", "complaint"),
+    [
+        ({"lerning": {}}, "preset small has a section lerning: they are env, algorithm, network, update, acting, "),
+        ({"update": {"batchsize": 3}}, "preset small: the section update has no field batchsize"),
+        ({"env": {"batch_size": 3}}, "preset small: the section env has no field batch_size"),
+        ({"update": 3}, "preset small: the section update is 3: give its fields by name"),
+    ],
+)
+def test_a_mistake_in_a_preset_is_named(register, preset, complaint):
+    agent = register(presets={"small": preset})
+    with pytest.raises(ConfigError, match=f"--agent {agent}: {complaint}"):
+        family_of(agent)
+
+
+def test_families_that_we_ship_and_those_of_our_tests_keep_to_it(register):
+    for name, family in list(FAMILIES.items()):
+        agent = register(**family._asdict())
+        for preset in family.presets:
+            assert with_preset(default_command(RunCommand, agent), preset).preset == preset, name
+
+
+def test_a_resumed_run_keeps_numbers_of_an_author_whose_names_earlier_versions_had(tmp_path, register):
+    kind = dataclasses.make_dataclass(
+        "OwnUpdate", [("learning_rate_schedule", str, "linear")], bases=(UpdateConfig,), frozen=True
+    )
+    agent = register(update=kind(), presets={})
+    command = dataclasses.asdict(default_command(RunCommand, agent))
+    write_json(tmp_path / CONFIG_FILE, {"command": command})
+    found = read_config(tmp_path / CONFIG_FILE)[0].update
+    assert found == kind() and "apex-dqn" in SHIPPED and "other" not in SHIPPED
