@@ -184,7 +184,8 @@ Batches = Mapping[str, Any]  # by table: a `TransitionBatch` or an `UnrollBatch`
 class Outcome(NamedTuple):
     """The results of a step, as tensors that may still be on their way.
 
-    Of several steps of one update the last one's priorities and rows count, and the means of the metrics.
+    Where an update takes several steps there are neither priorities nor rows, and the metrics are scalars: their means
+    count.
     """
 
     priorities: "dict[str, Tensor]"  # by table: [B] float32, of the last B rows; absent for tables without priorities

@@ -43,7 +43,7 @@ class PartOptimizer(NamedTuple):
 
     learning_rate: float | None = None  # None: --learning-rate; either changes by the same factor
     max_gradient_norm: float | None = None  # of this part's gradient; None: --max-gradient-norm
-    period_updates: int = 1  # it takes a step in each of so many updates (TD3: 2 for the policy, arXiv:1802.09477)
+    period_updates: int = 1  # it learns in one of so many updates (TD3: 2 for the policy, arXiv:1802.09477)
 
 
 class RMSPropForm(NamedTuple):
@@ -124,7 +124,7 @@ class Learning:
         """Yields the batches of each step of an update, with what is known of them, where `num_steps` is not 1.
 
         `engine.minibatches` shuffles rows. What is known was computed before the first step, with the networks as they
-        were then: the place for advantages.
+        were then: the place for advantages. `losses` gives metrics that are scalars, and neither priorities nor rows.
         """
         raise NotImplementedError
 

@@ -52,6 +52,7 @@ class PlainLearner:
         }
         has_delays = any(setting.period_updates > 1 for setting in self._settings.values())
         self._num_updates = torch.zeros((), dtype=torch.int64, device=device) if has_delays else None
+        self._step = 0  # of the update's `num_steps`, the one to come
         self._spawn: Spawn | None = None
         self._side_parts = () if spec.has_small_frames else learning.called_once  # else it costs more than it saves
 
@@ -102,6 +103,7 @@ class PlainLearner:
 
         Raises: ApexError when the algorithm gives another number of them.
         """
+        self._step = 0
         if self.num_steps == 1:
             yield batches, known
             return
@@ -147,14 +149,18 @@ class PlainLearner:
             return clear
         if self._spawn is None:  # it may be captured: the graph computes them in each update
             return compute
-        coming = 1 if self._num_updates is None else int(self._num_updates) + 1
+        coming = 1 if self._num_updates is None else int(self._num_updates) + (self._step == 0)
         is_due = any(coming % self._settings[name].period_updates == 0 for name in names)
         return self._spawn(compute) if is_due else clear
 
     def apply(self) -> dict[str, Tensor]:
-        """Clips the gradients, takes a step of each part's optimizer, and moves the targets where they are soft."""
-        if self._num_updates is not None:
+        """Clips the gradients and takes a step of each part's optimizer; the last step of an update moves soft targets.
+
+        A part that is not due takes none of the steps of an update.
+        """
+        if self._num_updates is not None and self._step == 0:
             self._num_updates += 1
+        self._step = (self._step + 1) % self.num_steps
         norms = []
         for name, optimizer in self._optimizers.items():
             period, part = self._settings[name].period_updates, self._gradient.parts[name]
@@ -163,7 +169,7 @@ class PlainLearner:
             most = self.learning.numbers["max_gradient_norm"] if own is None else own
             norm = step_where_finite(optimizer, part, most, is_due)
             norms.append(norm if is_due is None else torch.where(is_due, norm, 0.0))
-        if self.learning.target is not None and self.learning.target.is_soft:
+        if self._step == 0 and self.learning.target is not None and self.learning.target.is_soft:
             self._follow(self.learning.target.rate)
         return {"gradient_norm": norms[0] if len(norms) == 1 else torch.stack(norms).norm()}
 

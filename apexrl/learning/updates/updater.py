@@ -244,7 +244,7 @@ class Updater:
         here = known or (lambda: learner.from_online(batches, learner.from_target(batches)))
         for minibatch, known_of_it in learner.minibatches(batches, here):
             outcome = learner.gradients(minibatch, known_of_it)
-            _check_sizes(_results_of(outcome, minibatch), minibatch)
+            _check_sizes(_results_of(outcome, minibatch), minibatch, learner.num_steps)
             yield
             steps.append(outcome.metrics | learner.apply())
         return self._joined(outcome, steps, batches)
@@ -256,7 +256,7 @@ class Updater:
 
     @torch.no_grad()
     def _joined(self, outcome: Outcome, steps: list[dict[str, Tensor]], batches: Batches) -> Tensor:
-        """Returns the results of the last step, and the metrics of all, as one tensor."""
+        """Returns the results of an update's only step, or the means of the metrics of all, as one tensor."""
         metrics = steps[0] if len(steps) == 1 else {
             name: torch.stack([step[name].float() for step in steps]).mean(dim=0) for name in steps[0]
         }  # fmt: skip
@@ -292,12 +292,17 @@ def _results_of(outcome: Outcome, batches: Batches) -> list[tuple[Result, Tensor
     return [(Result(kind, name, values.shape, table), values) for kind, name, table, values in found]
 
 
-def _check_sizes(results: Iterable[tuple[Result, Tensor]], batches: Batches) -> None:
-    """Raises ApexError when results of rows are not of the rows of their batch; where unrolls burn in, of its last."""
+def _check_sizes(results: Iterable[tuple[Result, Tensor]], batches: Batches, num_steps: int) -> None:
+    """Raises ApexError when results of rows are not of the rows of their batch; where unrolls burn in, of its last.
+
+    Those of a minibatch would not be of the rows of the draw.
+    """
     for (kind, name, shape, table), _ in results:
         if not table:
             continue
         given = f"the learner gives the metric {name}" if kind == "metrics" else f"the learner gives {name}"
+        if num_steps > 1:
+            raise ApexError(f"{given} of rows: an update of several steps gives scalars, and no priorities")
         if kind == "metrics" and len(batches) > 1:
             raise ApexError(f"{given} of rows: where it wants several tables, give scalars")
         if table not in batches:

@@ -6,13 +6,13 @@ import torch
 
 from apexrl.agents.contract import UnrollBatch
 from apexrl.agents.engine.minibatches import rows_of, shuffled
-from apexrl.agents.engine.plain import Learning, Losses
+from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer, Target
 from apexrl.agents.engine.plain_learner import PlainLearner
 from apexrl.errors import ApexError
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.updates.updater import Updater
 from apexrl.networks.dueling import make_network
-from tests.agents.engine.test_plain_learner import NETWORK, UPDATE
+from tests.agents.engine.test_plain_learner import NETWORK, UPDATE, Beside
 from tests.agents.impala_parts import random_batches, spec_of
 from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream
@@ -100,6 +100,61 @@ def test_a_graph_captures_all_steps(make_unroll, team):
         draw = graph.keys(*graph.sample())
         update_both(graph, plain, lambda draw=draw: metrics_of(graph.updater.update(draw)), lambda: eagerly(plain))
     assert graph.device_stream.num_captures == (1 if team is None else 7)
+
+
+class Delayed(Surrogate):
+    """Learns at every second update, and has a target that follows at each."""
+
+    target, optimizers = Target(rate=0.25), {"policy": PartOptimizer(period_updates=2)}
+
+
+@pytest.mark.parametrize("on_graph", [False, True], ids=["plainly", "graph"])
+@pytest.mark.parametrize("team", [None, Doubling()], ids=["alone", "team"])
+def test_periods_and_targets_count_updates_not_steps(make_unroll, on_graph, team):
+    world = world_of(make_unroll, Delayed, FakeDeviceStream() if on_graph else None, team)
+    learner = world.updater.learner
+    for number in range(1, 5):
+        online, target = ([*map(torch.clone, part.parameters())] for part in (learner.online, learner.target))
+        world.updater.update(world.keys(*world.sample())) if on_graph else eagerly(world)
+        has_moved = not all(map(torch.equal, online, learner.online.parameters()))
+        assert has_moved == (number % 2 == 0) and learner.learning_tensors()["num_updates"] == number
+        for was, is_now, leader in zip(target, learner.target.parameters(), learner.online.parameters(), strict=True):
+            torch.testing.assert_close(is_now, was + 0.25 * (leader - was))
+
+
+class InHalves(Beside):
+    num_steps = 2
+
+    def minibatches(self, batches, known):
+        for rows in torch.arange(SIZE).chunk(2):
+            yield {TABLE: rows_of(batches[TABLE], rows, self.spec)}, known[rows]
+
+    def given(self, losses, errors):
+        return Losses(losses, len(errors), metrics={"td_error": errors.abs().mean()})
+
+
+def test_losses_beside_are_computed_in_all_steps_of_the_updates_that_are_due(make_unroll):
+    world = world_of(make_unroll, InHalves)
+    for number in range(1, 6):
+        eagerly(world)
+        assert world.updater.learner.learning.calls == 2 * (number // 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"priorities": {TABLE: torch.ones(SIZE // 2)}}, "the learner gives priorities of rows: an update of several"),
+        ({"metrics": {"q": torch.ones(SIZE // 2)}}, "gives the metric q of rows: an update of several steps gives sca"),
+        ({"rows": {TABLE: {"distance": torch.ones(SIZE // 2)}}}, "gives distance of rows: an update of several steps"),
+    ],
+)
+def test_results_of_the_rows_of_a_minibatch_are_refused(make_unroll, changes, complaint):
+    class Mistaken(Surrogate):
+        def losses(self, *given):
+            return super().losses(*given)._replace(**changes)
+
+    with pytest.raises(ApexError, match=complaint):
+        eagerly(world_of(make_unroll, Mistaken))
 
 
 def test_a_wrong_number_of_minibatches_is_said(make_unroll):

@@ -332,7 +332,7 @@ def test_what_an_update_reads_is_whole_while_unrolls_arrive(make_unroll, device)
 
 
 def test_metrics_of_rows_are_of_one_table():
-    learner = mock.MagicMock(has_side_work=False)
+    learner = mock.MagicMock(has_side_work=False, num_steps=1)
     learner.minibatches = lambda batches, known: [(batches, known)]
     learner.gradients.return_value = Outcome({}, {"q_mean": torch.ones(3)})
     samples = {table: Gathered(np.arange(3), SimpleNamespace(weight=torch.ones(3))) for table in ("new", "old")}
