@@ -58,7 +58,8 @@ class PlainLearner:
 
     @property
     def has_side_work(self) -> bool:
-        return bool(self._side_parts) or _has_known(self.learning)
+        has_delays = self._num_updates is not None  # a thread computes losses beside only where they are due
+        return bool(self._side_parts) or _has_known(self.learning) or has_delays
 
     @property
     def gradient(self) -> Tensor:

@@ -1,11 +1,14 @@
-"""What an author's networks may not be, on the learner that runs plain algorithms."""
+"""What an author's networks may not be, and when they learn, on the learner that runs plain algorithms."""
 
 import pytest
 import torch
 
+from apexrl.agents.engine.plain import Learning
 from apexrl.errors import ApexError
+from apexrl.learning.experience.draw import Draw
 from apexrl.networks.dueling import make_network
-from tests.agents.engine.test_plain_learner import PolicyAndCritic, learner_of
+from tests.agents.engine.test_plain_learner import Beside, PolicyAndCritic, learner_of, world_of
+from tests.lockstep import TABLE
 
 
 def test_parts_that_share_a_module_are_named():
@@ -41,3 +44,20 @@ def test_parameters_of_another_type_are_named(dtype):
 
     with pytest.raises(ApexError, match=rf"`parts` has critic\.value\.weight of {dtype}: give float32"):
         learner_of(type("Precise", (PolicyAndCritic,), {"parts": parts}))
+
+
+class Alone(Beside):
+    """Leaves nothing to a second thread but the losses beside."""
+
+    target, from_target = None, Learning.from_target
+
+    def losses(self, online, batches, known):
+        batch = batches[TABLE]
+        return super().losses(online, batches, lambda: online["critic"](batch.next_observation).detach().float())
+
+
+def test_losses_beside_are_computed_where_they_are_due_also_without_other_side_work(make_unroll):
+    world = world_of(make_unroll, Alone)
+    for number in range(1, 6):
+        world.updater.update(Draw(0, {TABLE: world.store.gather(TABLE, *world.sample())}))
+        assert world.updater.learner.learning.calls == number // 2
