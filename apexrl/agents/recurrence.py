@@ -21,8 +21,17 @@ def recurrent_fields(lstm_size: int) -> tuple[Field, ...]:
 
 
 def lstm_size_of(spec: StreamSpec) -> int:
-    """Returns the units of the LSTM whose states a stream holds; 0 where there is none."""
-    return next((field.shape[1] for field in spec.extras if field.name == STATE), 0)
+    """Returns the units of the LSTM whose states a stream holds; 0 where there is none.
+
+    Raises: ConfigError when actions are vectors, of which it does not know the last one.
+    """
+    size = next((field.shape[1] for field in spec.extras if field.name == STATE), 0)
+    if size and spec.action_bounds:
+        raise ConfigError(
+            f"environment {spec.env!r} has actions of {len(spec.action_bounds)} numbers, and an LSTM takes as the last "
+            "one a choice of several: leave recurrent_fields out of Family.stream"
+        )
+    return size
 
 
 def burn_in_unrolls(replay_state: str, unroll_starts: int, kinds: Sequence[str]) -> int:
