@@ -190,9 +190,9 @@ class Outcome(NamedTuple):
 
     priorities: "dict[str, Tensor]"  # by table: [B] float32, of the last B rows; absent for tables without priorities
     metrics: "dict[str, Tensor]"
-    """Always the same names; probability_NAME of an action is shown to people. Scalars; or, where one table is wanted,
-    numbers [B] or [B, n] of its rows. The host reduces those when they are reported: to their mean over the rows that
-    do not only fill the batch, or to their greatest where the name ends in _max."""
+    """Always the same names; probability_NAME of an action, a scalar, is shown to people. Scalars; or, where one table
+    is wanted, numbers [B] or [B, n] of its rows. The host reduces those when they are reported: to their mean over the
+    rows that do not only fill the batch, or to their greatest where the name ends in _max."""
     rows: "Mapping[str, Mapping[str, Tensor]]" = MappingProxyType({})
     """By table and name: results [B] or [B, n] of each unroll, for the family's `RowStrategy`. Of `rejected_share`, the
     share of an unroll that the trust region rejects, metrics are made."""
