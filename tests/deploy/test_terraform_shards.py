@@ -61,6 +61,20 @@ def test_all_roles_are_told_of_the_learners_and_the_shards(state):
     assert (replay.agent, replay.wires.shards, replay.replay.tables) == ("impala", 8, tables)
 
 
+@pytest.mark.parametrize(
+    "mix",
+    [
+        "queue=1/2 elite-1@2000:distance=l2:candidates=8=1/4 elite-2@500:candidates=4:anneal-updates=1000=1/4",
+        "attentive@500:candidates=8=1/2 uniform=1/4 elite-insertion@700=1/4",
+        "elite-3:distance=cosine=1/2 queue=1/2",
+    ],
+)
+def test_the_replay_has_the_tables_of_the_mix_whatever_its_options(workspace, mix):
+    planned = workspace.planned(VARIABLES | {"learner_flags": {"mix": mix}})
+    flags = role_environment(user_data(planned)["replay"])["APEXRL_FLAGS"].split()
+    assert parse(ReplayCommand, flags).replay.tables == tuple(map(str, tables_for(parts_of(tuple(mix.split())))))
+
+
 def test_each_shard_has_rules_for_its_ports_and_for_those_who_need_them(state):
     flags = role_environment(user_data(state)["replay"])["APEXRL_FLAGS"].split()
     wanted = {Flow(source, "learner", port) for source in ("actor", "replay") for port in (52001, 52002)}

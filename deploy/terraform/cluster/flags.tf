@@ -79,7 +79,8 @@ locals {
   flag_patterns      = try(local.patterns_of_agents[var.agent], local.patterns_of_agents["apex-dqn"])
 
   # The tables of a mix, which only the learner knows by that name: as tables_for in apexrl/agents/replaying/mix.py.
-  mix_parts  = try([for part in split(" ", var.learner_flags["mix"]) : split("=", part)[0]], [])
+  # A part is KIND=SHARE or KIND@CAPACITY=SHARE, with options from the first colon on, which are no matter of a table.
+  mix_parts  = try([for part in split(" ", var.learner_flags["mix"]) : regex("^[^:=]+", part)], [])
   mix_pace   = contains(local.mix_parts, "queue") ? "0" : ""
   mix_tables = [for part in local.mix_parts : part == "queue" ? "queue=fifo" : trim("${part}=${startswith(part, "elite-insertion") ? "elite" : "uniform"}:${local.mix_pace}::${try(split("@", part)[1], "")}", ":")]
 
