@@ -78,10 +78,15 @@ def test_a_zone_without_a_subnet_is_refused(cluster):
 @pytest.mark.parametrize("release", [None, "v1.2"])
 def test_hosts_reach_aws_and_packages_by_a_proxy(cluster, release):
     proxy = "http://proxy.example.com:3128"
-    found = resources(cluster.planned({"results_bucket": BUCKET, "proxy": proxy, "release": release}))
+    planned = cluster.planned({"results_bucket": BUCKET, "proxy": proxy, "release": release})
+    found = resources(planned)
     rules = [address for address in found if address.startswith("aws_vpc_security_group_egress_rule.p")]
     assert rules == [f'aws_vpc_security_group_egress_rule.proxy["{role}"]' for role in ("actor", "learner", "replay")]
     assert {(found[rule]["from_port"], found[rule]["to_port"]) for rule in rules} == {(3128, 3128)}
+    way_out = {f"aws_vpc_security_group_egress_rule.{name}" for name in ("aws", "proxy")}
+    for made in planned["configuration"]["root_module"]["resources"]:
+        if made["address"] in ("aws_instance.replay", "aws_autoscaling_group.learner", "aws_autoscaling_group.actor"):
+            assert way_out <= set(made["depends_on"]), "hosts have their way out from the first upload to the last"
     told = yaml.safe_load(actors_data(found))
     [content] = [file["content"] for file in told["write_files"] if "system.conf.d" in file["path"]]
     assert f'"http_proxy={proxy}" "https_proxy={proxy}" "no_proxy=169.254.169.254,' in content

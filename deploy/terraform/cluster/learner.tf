@@ -122,6 +122,6 @@ resource "aws_autoscaling_group" "learner" {
     aws_iam_role_policy.address, aws_iam_role_policy.deadline, aws_iam_role_policy.finish, aws_iam_role_policy.keys,
     aws_iam_role_policy.logs, aws_iam_role_policy.results, aws_iam_role_policy.session,
     aws_route_table_association.this, aws_vpc_endpoint.s3, aws_vpc_security_group_egress_rule.aws,
-    aws_ec2_subnet_cidr_reservation.fixed,
+    aws_vpc_security_group_egress_rule.proxy, aws_ec2_subnet_cidr_reservation.fixed,
   ]
 }

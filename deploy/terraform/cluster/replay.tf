@@ -66,6 +66,6 @@ resource "aws_instance" "replay" {
   # A host that starts before it may read its keys would only wait for them.
   depends_on = [
     aws_iam_role_policy.deadline, aws_iam_role_policy.keys, aws_iam_role_policy.logs, aws_iam_role_policy.session, aws_route_table_association.this,
-    aws_vpc_security_group_egress_rule.aws,
+    aws_vpc_security_group_egress_rule.aws, aws_vpc_security_group_egress_rule.proxy,
   ]
 }
