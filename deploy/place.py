@@ -76,6 +76,12 @@ def may_hold_experience() -> bool:
     return ACTORS in _made()
 
 
+def zone() -> str:
+    """Returns the zone that the cluster is in, empty before Terraform has chosen one."""
+    found = [one for one in _state().get("resources", []) if (one["type"], one["name"]) == ("terraform_data", "zone")]
+    return str(found[0]["instances"][0]["attributes"]["input"]["value"]) if found else ""
+
+
 def outputs() -> dict[str, Any]:
     """Returns the outputs of the cluster that is up, none where none is."""
     return {name: entry["value"] for name, entry in _state().get("outputs", {}).items()}

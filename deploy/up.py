@@ -244,7 +244,7 @@ def apply(yes: bool) -> None:
     """Runs `terraform apply`, which asks before it changes a cluster that is up. One whose time was over starts again.
 
     Where EC2 has no capacity it goes on in the next zone that offers all types. It stays in a zone that somebody has
-    named, and where the journal may hold experience: that is lost by a move.
+    named, and where the journal may hold experience: that is lost by a move, which Terraform refuses by itself.
 
     Args:
       yes: Terraform does not ask.
@@ -253,17 +253,19 @@ def apply(yes: bool) -> None:
     deadline = place.outputs().get("deadline")
     is_over = deadline and datetime.datetime.fromisoformat(deadline) < datetime.datetime.now(datetime.UTC)
     approval = ("-input=false", "-auto-approve") if yes or not place.exists() else ()
-    command = terraform(CLUSTER, "apply", *approval, *(("-replace=terraform_data.deadline",) if is_over else ()))
     tried: list[str] = []
     while True:
+        cluster, zone = place.described(), place.zone()
+        moves = zone and cluster.availability_zone not in ("", zone) and not place.may_hold_experience()
+        forced = [name for name, is_so in (("deadline", is_over), ("zone", moves)) if is_so]
+        again = [f"-replace=terraform_data.{name}" for name in forced]
         try:
-            return run(*command, seconds=APPLY_SECONDS)
+            return run(*terraform(CLUSTER, "apply", *approval, *again), seconds=APPLY_SECONDS)
         except StepError as error:
             if not NO_CAPACITY.search(" ".join(error.heard.replace("│", " ").split())):  # Terraform breaks its lines
                 raise
-        cluster = place.described()
         zones = zones_for(cluster)
-        tried.append(cluster.availability_zone or zones[0])
+        tried.append(place.zone())
         left = [zone for zone in zones if zone not in tried]
         told = ""
         if cluster.availability_zone and not place.ZONE.exists():

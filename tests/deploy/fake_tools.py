@@ -100,13 +100,23 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
     match arguments:
         case ["init", *_]:
             (directory / ".terraform").mkdir(exist_ok=True)
-        case ["apply", *_]:
-            if not is_bootstrap and _is_full(directory):
-                state.touch() if state.exists() else state.write_text(_state_of("aws_vpc"))
-                print(NO_HOST if _zone(directory) == f"{REGION}a" else NO_HOST_OF_GROUP, file=sys.stderr)
+        case ["apply", *_] if is_bootstrap:
+            _bootstrap()
+            state.touch()
+        case ["apply", *options]:
+            held = re.search(f'"({REGION}.)"', state.read_text() if state.exists() else "")
+            asked = _zone(directory)
+            is_kept = held and "-replace=terraform_data.zone" not in options
+            zone = held[1] if is_kept else asked or f"{REGION}a"
+            if asked not in ("", zone):
+                print(f"The cluster is in {zone}, and availability_zone asks for {asked}", file=sys.stderr)
                 return 1
-            _bootstrap() if is_bootstrap else _cluster(directory)
-            state.write_text(_state_of("aws_vpc", "aws_autoscaling_group", outputs=OUTPUTS))
+            if zone in _full():
+                state.touch() if is_kept else state.write_text(_state_of(zone))
+                print(NO_HOST if zone == f"{REGION}a" else NO_HOST_OF_GROUP, file=sys.stderr)
+                return 1
+            _cluster(directory)
+            state.write_text(_state_of(zone, "aws_autoscaling_group", outputs=OUTPUTS))
         case ["destroy", *_]:
             _terminate()
             state.unlink()
@@ -119,21 +129,24 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
     return 0
 
 
-def _state_of(*types: str, outputs: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Returns Terraform's state of resources with the name `actor`, and outputs."""
+def _state_of(zone: str, *types: str, outputs: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Returns Terraform's state of a zone, of resources with the name `actor`, and of outputs."""
     made = [{"mode": "managed", "type": name, "name": "actor"} for name in types]
+    chosen = {"instances": [{"attributes": {"input": {"value": zone, "type": "string"}}}]}
+    made.append({"mode": "managed", "type": "terraform_data", "name": "zone"} | chosen)
     return json.dumps({"resources": made, "outputs": {name: {"value": value} for name, value in outputs.items()}})
 
 
-def _is_full(directory: Path) -> bool:
-    """Returns whether the cluster's zone, by default the first one, has no capacity."""
+def _full() -> list[str]:
+    """Returns the zones without capacity."""
     full = Path(os.environ["FAKE_FULL"])
-    return full.exists() and _zone(directory) in full.read_text().split()
+    return full.read_text().split() if full.exists() else []
 
 
 def _zone(directory: Path) -> str:
+    """Returns the zone that `up` has chosen, empty without one."""
     chosen = directory / "zone.auto.tfvars"
-    return re.search('"(.*)"', chosen.read_text())[1] if chosen.exists() else f"{REGION}a"
+    return re.search('"(.*)"', chosen.read_text())[1] if chosen.exists() else ""
 
 
 def _bootstrap() -> None:

@@ -131,8 +131,27 @@ def test_terraform_asks_about_a_cluster_that_is_up_and_starts_one_whose_time_is_
     ):
         monkeypatch.setattr(up.place, "exists", lambda is_up=is_up: is_up)
         monkeypatch.setattr(up.place, "outputs", lambda deadline=deadline: {"deadline": deadline})
+        monkeypatch.setattr(up.place, "zone", str)
+        monkeypatch.setattr(up.place, "described", lambda: SimpleNamespace(availability_zone=""))
         up.apply(yes)
         assert up.ran.pop() == f"terraform {CLUSTER} apply{arguments}"
+
+
+def test_a_cluster_moves_to_the_zone_that_is_asked_for_while_it_has_no_experience(up, monkeypatch):
+    monkeypatch.setattr(up.place, "exists", lambda: True)
+    monkeypatch.setattr(up.place, "outputs", dict)
+    for held, asked, may_hold, argument in (
+        ("", "us-east-1b", False, ""),
+        ("us-east-1a", "", False, ""),
+        ("us-east-1a", "us-east-1a", False, ""),
+        ("us-east-1a", "us-east-1b", False, " -replace=terraform_data.zone"),
+        ("us-east-1a", "us-east-1b", True, ""),  # Terraform refuses it, and says how it is done
+    ):
+        monkeypatch.setattr(up.place, "zone", lambda held=held: held)
+        monkeypatch.setattr(up.place, "described", lambda asked=asked: SimpleNamespace(availability_zone=asked))
+        monkeypatch.setattr(up.place, "may_hold_experience", lambda may_hold=may_hold: may_hold)
+        up.apply(False)
+        assert up.ran.pop() == f"terraform {CLUSTER} apply{argument}"
 
 
 def test_only_the_state_of_the_same_cluster_is_gone_on_with(up, monkeypatch, tmp_path):

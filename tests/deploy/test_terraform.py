@@ -10,7 +10,7 @@ import pytest
 from tests.deploy.commands import ran
 from tests.deploy.moto_process import Aws
 from tests.deploy.needed import find_terraform
-from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, resources, templates
+from tests.deploy.terraform import BUCKET, TERRAFORM, Workspace, changes_in, resources, templates
 
 pytestmark = pytest.mark.long("changes of a cluster")
 
@@ -235,9 +235,17 @@ def test_the_zone_is_kept(applied_cluster, applied, tmp_path):
     assert "terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.zone" in refused.stderr
 
 
-def test_to_name_the_zone_that_the_cluster_is_in_replaces_nothing_in_it(applied_cluster, tmp_path):
-    changed = applied_cluster.copy(tmp_path).changes(GIVEN | {"availability_zone": "us-east-1a"})
-    assert changed.keys() == {"terraform_data.zone"}
+def test_the_zone_is_kept_when_nobody_names_it_any_more(applied_cluster, tmp_path):
+    """As from another clone: the zone that `up` has found is in an ignored file of the first one."""
+    workspace = applied_cluster.copy(tmp_path)
+    assert workspace.changes(GIVEN | {"availability_zone": "us-east-1a"}) == {}, "it is there already"
+    workspace.apply(GIVEN | {"availability_zone": "us-east-1b"}, "-replace=terraform_data.zone")
+    assert workspace.changes(GIVEN) == {}
+    assert workspace.changes(GIVEN | {"actor_hosts": 3}).keys() == {"aws_autoscaling_group.actor"}
+    refused = workspace.plan(GIVEN | {"availability_zone": "us-east-1a"})
+    told = "The cluster is in us-east-1b, and availability_zone asks for us-east-1a"
+    assert refused.returncode == 1 and told in refused.stderr and "-replace=terraform_data.zone" in refused.stderr
+    workspace.must("destroy", "-auto-approve")  # also by a description that names another zone
 
 
 def test_everything_is_tagged(applied):
@@ -313,12 +321,14 @@ def test_commands_find_the_learner_host_that_runs(apply_cluster, aws):
 def test_another_zone_ends_the_hosts_before_their_subnet(applied_cluster, tmp_path):
     """As `up` has it for want of capacity, before there was an actor host. A subnet with hosts cannot be deleted."""
     workspace = applied_cluster.copy(tmp_path)
-    planned = workspace.changes(GIVEN | {"availability_zone": "us-east-1b"})
+    given, moving = GIVEN | {"availability_zone": "us-east-1b"}, "-replace=terraform_data.zone"
+    assert workspace.plan(given, moving, "-out=plan").returncode == 0
+    planned = changes_in(json.loads(workspace.must("show", "-json", "plan")))
     moved = ("subnet.this[0]", "instance.replay", "ebs_volume.journal", "autoscaling_group.learner[0]")
     for address in (*moved, "autoscaling_group.actor"):
         assert planned[f"aws_{address}"] == ["delete", "create"], address
-    workspace.apply(GIVEN | {"availability_zone": "us-east-1b"})
-    assert workspace.changes(GIVEN | {"availability_zone": "us-east-1b"}) == {}
+    workspace.apply(given, moving)
+    assert workspace.changes(given) == {}
 
 
 def test_files_are_formatted(deploy):

@@ -172,8 +172,9 @@ def test_without_capacity_up_goes_on_in_the_next_zone_that_offers_all_types(clon
         f"""echo 'availability_zone = "us-east-1{zone}"' > {chosen.relative_to(clone.directory)}""" for zone in "bc"
     ]
     shown = [line[2:] for line in printed.splitlines() if line.startswith("$ ")]
-    assert shown[-5:] == [apply, moves[0], apply, moves[1], apply]
-    assert [line for line in called if line.startswith(f"terraform {CLUSTER} apply")] == [apply] * 3
+    moving = f"{apply} -replace=terraform_data.zone"
+    assert shown[-5:] == [apply, moves[0], moving, moves[1], moving]
+    assert [line for line in called if line.startswith(f"terraform {CLUSTER} apply")] == [apply, moving, moving]
     assert clone.said.count("InsufficientInstanceCapacity") == clone.said.count("sufficient g6.xlarge capacity") == 1
     assert "us-east-1c" in chosen.read_text()
 
@@ -181,6 +182,13 @@ def test_without_capacity_up_goes_on_in_the_next_zone_that_offers_all_types(clon
     _, called = clone.run(*UP, status=1)
     assert called[-1] == apply and "us-east-1c" in chosen.read_text()
     assert "no capacity in us-east-1c (the cluster's experience is there)" in clone.said.splitlines()[-1]
+    kept = chosen.read_text()
+    chosen.unlink()  # as in another clone: the state tells the zone
+    clone.run(*UP, status=1)
+    assert "no capacity in us-east-1c (the cluster's experience is there)" in clone.said.splitlines()[-1]
+    chosen.write_text(kept.replace("us-east-1c", "us-east-1a"))
+    _, called = clone.run(*UP, status=1)
+    assert called[-1] == apply and "The cluster is in us-east-1c" in clone.said, "it moves by hand only"
     clone.run("down", "--yes")
     assert not chosen.exists()
 

@@ -174,15 +174,20 @@ locals {
   types_of_other_architecture = sort([for type, facts in local.facts_of : type if !contains(facts.architectures, local.architecture)])
 }
 
-# The zone is chosen once: a type that is offered in one more zone later must not move the cluster. As of the images,
-# `input` is used and never `output`: a zone that is unknown would replace the journal's volume. Here is also asked what
-# has to be true of everything that was looked up, before anything is started.
+# The zone is chosen once: a type that is offered in one more zone later must not move the cluster, nor must a clone
+# without the file that names the zone. As of the images, `input` is used and never `output`: a zone that is unknown
+# would replace the journal's volume. Here is also asked what has to be true of everything that was looked up, before
+# anything is started.
 resource "terraform_data" "zone" {
-  input            = local.zone
-  triggers_replace = var.availability_zone
+  input = local.zone
 
   lifecycle {
     ignore_changes = [input]
+
+    postcondition {
+      condition     = coalesce(var.availability_zone, self.input) == self.input
+      error_message = "The cluster is in ${self.input}, and availability_zone asks for ${coalesce(var.availability_zone, "none")}: leave it out to stay; or `terraform -chdir=deploy/terraform/cluster apply -replace=terraform_data.zone`, which makes all hosts anew there, without the experience."
+    }
 
     precondition {
       condition     = var.availability_zone != null || length(local.zones) > 0

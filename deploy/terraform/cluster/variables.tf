@@ -28,7 +28,7 @@ variable "region" {
 }
 
 variable "availability_zone" {
-  description = "Zone of all hosts: traffic between zones would cost more than the hosts. null: the first that offers all instance types."
+  description = "Zone of all hosts: traffic between zones would cost more than the hosts. null: the first that offers all instance types, kept from then on."
   type        = string
   default     = null
 
