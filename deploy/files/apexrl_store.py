@@ -28,6 +28,8 @@ logger = logging.getLogger("apexrl_host")
 AWS_ERRORS = (BotoCoreError, ClientError, Boto3Error)
 SECRETS = {"replay": ("replay", "actor"), "learner": ("learner",), "actor": ("actor",)}
 """The secret keys of a host, by its role. The replay's host also runs the evaluator, which is an actor."""
+NUMBERED = re.compile(r"checkpoints/update-[0-9]{12}\.safetensors")
+"""The checkpoints that `--keep-checkpoints` keeps; the learner forgets the older ones, and S3 does not."""
 COMMAND_SECONDS = 10.0
 QUICKLY = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 2})
 
@@ -76,24 +78,26 @@ class Bucket:
         self.prefix = f"{variable('APEXRL_CLUSTER')}/{variable('APEXRL_RUN')}/"
         self.client: Any = boto3.client("s3")
 
-    def files(self) -> Iterator[str]:
-        """Yields the names of all files, relative to the prefix.
+    def files(self) -> list[str]:
+        """Returns the names of all files, relative to the prefix, in the order of their uploads.
 
         Raises: HostError for a name that would lead out of the run directory.
         """
-        for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=self.prefix):
-            for entry in page.get("Contents", []):
-                name = entry["Key"].removeprefix(self.prefix)
-                if name.endswith("/"):  # the "folders" that the console makes
-                    continue
-                if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
-                    raise HostError(f"s3://{self.name}/{entry['Key']} is no file of a run: remove it")
-                yield name
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=self.prefix)
+        entries = [entry for page in pages for entry in page.get("Contents", [])]
+        entries.sort(key=lambda entry: (entry["LastModified"], entry["Key"]))
+        names = [entry["Key"].removeprefix(self.prefix) for entry in entries]
+        for name in names:
+            if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
+                raise HostError(f"s3://{self.name}/{self.prefix}{name} is no file of a run: remove it")
+        return [name for name in names if not name.endswith("/")]  # as the "folders" that the console makes
 
 
 @_told_by_aws()
 def restore(run_dir: Path) -> None:
     """Fetches the run so far from S3, all of it or nothing, unless the directory already holds something.
+
+    S3 has every numbered checkpoint that there was. The run gets the newest, as many as its learner keeps.
 
     Raises: HostError when S3 does not give all of it; the unit tries again.
     """
@@ -101,10 +105,14 @@ def restore(run_dir: Path) -> None:
         logger.info("%s is not empty: the run goes on with what is here", run_dir)
         return
     bucket = Bucket()
-    names = list(bucket.files())
+    names = bucket.files()
     if not names:
         logger.info("s3://%s/%s is empty: a new run", bucket.name, bucket.prefix)
         return
+    numbered = [name for name in names if NUMBERED.fullmatch(name)]
+    kept = int(_flags().get("--keep-checkpoints", "0"))
+    old = set(numbered[: max(len(numbered) - kept, 0)])
+    names = [name for name in names if name not in old]
     arriving = run_dir.with_name(run_dir.name + ".arriving")  # no partial copy can pass for the run
     shutil.rmtree(arriving, ignore_errors=True)
     uploaded = Uploaded(run_dir)
@@ -186,11 +194,15 @@ def _scale_to_zero(group: str) -> None:
 
 def _is_complete(run_dir: Path) -> bool:
     """Returns whether the run has made the updates or frames that the learner's flags ask for."""
-    words = shlex.split(variable("APEXRL_FLAGS"))
-    wanted = dict(itertools.pairwise(words))
+    wanted = _flags()
     status = json.loads((run_dir / "status.json").read_text())
     made = {"--total-frames": status["frames"], "--total-updates": status["counters"]["updates"]}
     return any(0 < int(wanted.get(flag, "0")) <= count for flag, count in made.items())
+
+
+def _flags() -> dict[str, str]:
+    """Returns the words that follow each of the learner's flags."""
+    return dict(itertools.pairwise(shlex.split(variable("APEXRL_FLAGS"))))
 
 
 def address() -> None:

@@ -30,6 +30,7 @@ def start(aws, tmp_path):
         role_env = {
             **{"APEXRL_ROLE": role, "APEXRL_CLUSTER": "catch", "APEXRL_KEYS_PATH": "/apexrl/catch/keys"},
             **{"APEXRL_DEADLINE": DEADLINE, "APEXRL_BUCKET": BUCKET, "APEXRL_RUN": "run-1", "APEXRL_HOST_RANK": "0"},
+            "APEXRL_FLAGS": "--agent apex-dqn",
         }
         log = tmp_path / f"{command}-{len(started)}.txt"
         process = Process([HOST, command, *arguments], log, aws.environment | role_env | environment)

@@ -2,11 +2,13 @@
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from apexrl.net.keyring import Keyring
+from apexrl.networks.headers import NUMBERED, numbered_checkpoints
 from tests.deploy.host_commands import BUCKET, PREFIX
 from tests.system.processes import ROOT
 
@@ -90,6 +92,30 @@ def test_what_changed_is_uploaded_and_a_new_host_gets_it_back(bucket, finish, tm
     before = stored(bucket)
     assert finish("sync", another)[0] == 0
     assert stored(bucket) == before, "what came from S3 does not go back"
+
+
+@pytest.mark.parametrize(("flags", "num_kept"), [("--keep-checkpoints 2", 2), ("--keep-checkpoints 9", 5), ("", 0)])
+def test_a_new_host_gets_as_many_numbered_checkpoints_as_are_kept(bucket, finish, tmp_path, flags, num_kept):
+    """S3 keeps all. The newest were uploaded last: a run that went back to an earlier one has smaller numbers."""
+    run = tmp_path / "run"
+    make_run(run)
+    for update in (100, 200, 300, 120, 140):
+        path = run / "checkpoints" / NUMBERED.format(update)
+        path.write_bytes(b"parameters")
+        assert finish("sync", run)[0] == 0
+        path.unlink()  # the learner has kept newer ones
+        if update == 300:
+            time.sleep(1.1)  # S3's times are whole seconds
+    another = tmp_path / "another" / "run"
+    another.parent.mkdir()
+    status, text = finish("restore", another, APEXRL_FLAGS=f"--agent apex-dqn {flags}")
+    assert status == 0, text
+    newest = [140, 120, 300, 200, 100][:num_kept]
+    assert [path.name for path in numbered_checkpoints(another)] == [NUMBERED.format(one) for one in sorted(newest)]
+    assert content_of(run).items() <= content_of(another).items()
+    before = stored(bucket)
+    assert finish("sync", another)[0] == 0
+    assert stored(bucket) == before
 
 
 def test_restoring_leaves_a_run_that_is_there_alone(bucket, finish, tmp_path):
