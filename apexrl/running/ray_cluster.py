@@ -157,9 +157,9 @@ class Driver:
         Raises: ConfigError when the cluster has no such place in time.
         """
         asked, learning = self.asked, self.asked.learning
-        gpus = 0
-        if learning.device != "cpu" and ray.cluster_resources().get("GPU", 0) >= learning.num_learners:
-            gpus = learning.num_learners
+        gpus = learning.num_learners if learning.device != "cpu" else 0
+        if learning.device == "auto" and ray.cluster_resources().get("GPU", 0) < gpus:
+            gpus = 0
         cpus = learning.num_learners * learning.learner_threads + asked.evaluator
         replay = {"CPU": max(asked.wires.shards, learning.num_learners)}
         learner = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})

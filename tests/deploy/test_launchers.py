@@ -41,11 +41,12 @@ def test_rays_launcher_takes_the_cluster_of_192_actors():
     assert [word for word in pinned if word in described["setup_commands"][2]], "the Ray that the tests run"
 
 
-def test_the_run_on_rays_cluster_has_keys():
+def test_the_run_on_rays_cluster_has_keys_and_waits_for_its_gpu():
     [line] = [line for line in (EXAMPLES / "ray-up.yaml").read_text().splitlines() if "ray exec" in line]
     words = re.search(r"apexrl.running.ray_cluster (.*)'", line)[1].split()
     config, arguments, _ = divided(words)
     assert config.ray_address == "auto" and "--keys" in arguments
+    assert parse(RunCommand, arguments).learning.device == "cuda" and "exec --tmux" in line
 
 
 @pytest.mark.parametrize("rank", [0, 1])

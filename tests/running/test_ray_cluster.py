@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -216,6 +217,28 @@ def test_actors_take_the_cpus_that_nobody_else_holds(monkeypatch, tmp_path):
     ((name, options),) = started
     assert name == f"actors {busy[:8]}" and options["num_cpus"] == 5
     assert options["scheduling_strategy"].node_id == busy
+
+
+@pytest.mark.parametrize(
+    ("device", "has", "asked"),
+    [("cuda", 0, 1), ("cuda:0", 0, 1), ("cuda", 1, 1), ("auto", 0, 0), ("auto", 1, 1), ("cpu", 1, 0)],
+)
+def test_a_gpu_that_was_asked_for_is_waited_for(monkeypatch, tmp_path, device, has, asked):
+    """As on a cluster whose GPU node still starts: `auto` takes what there is now."""
+    from apexrl.running import ray_cluster
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: {"CPU": 16.0, "GPU": float(has)})
+    reserved = []
+    place = SimpleNamespace(ready=lambda: None)
+    monkeypatch.setattr(
+        ray_cluster.ray.util, "placement_group", lambda wanted, *_, **__: reserved.append(wanted) or place
+    )
+    driver = ray_cluster.Driver(ray_cluster.RayConfig(), ["--env", "Catch-v0", "--device", device], 0, Console())
+    monkeypatch.setattr(driver, "_wait", lambda *_: True)
+    assert driver._reserve(None) is place
+    [(replay, learner)] = reserved
+    assert "GPU" not in replay and learner.get("GPU", 0) == asked
 
 
 def test_a_cluster_that_is_not_there_is_one_line(nodes):
