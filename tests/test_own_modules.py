@@ -16,10 +16,10 @@ def directory(tmp_path, monkeypatch):
     """An empty current directory, whose modules the next test does not know."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
-    before = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def test_a_module_of_the_current_directory_finds_those_beside_it(directory):
