@@ -22,7 +22,8 @@ CHOICE = ROOT / CLUSTER / "software.auto.tfvars"
 """The choice of `up` between a release and images, for the cluster that is described."""
 ZONE = ROOT / CLUSTER / "zone.auto.tfvars"
 """The zone that `up` has chosen, because EC2 had no capacity in the one before."""
-ACTORS = ("aws_autoscaling_group", "actor")
+EXPERIENCE = {("aws_autoscaling_group", "actor"), ("terraform_data", "experience")}
+"""The actor hosts, and the mark that they leave in the state while those of another run are made."""
 INIT_SECONDS = 900.0
 
 
@@ -72,8 +73,8 @@ def exists() -> bool:
 
 
 def may_hold_experience() -> bool:
-    """Returns whether there have been actor hosts. They come last: before them the journal is empty."""
-    return ACTORS in _made()
+    """Returns whether there have been actor hosts: before them the journal is empty."""
+    return not EXPERIENCE.isdisjoint(_made())
 
 
 def zone() -> str:

@@ -116,7 +116,7 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
                 print(NO_HOST if zone == f"{REGION}a" else NO_HOST_OF_GROUP, file=sys.stderr)
                 return 1
             _cluster(directory)
-            state.write_text(_state_of(zone, "aws_autoscaling_group", outputs=OUTPUTS))
+            state.write_text(_state_of(zone, "experience", outputs=OUTPUTS))
         case ["destroy", *_]:
             _terminate()
             state.unlink()
@@ -129,11 +129,11 @@ def _terraform(directory: Path, arguments: list[str]) -> int:
     return 0
 
 
-def _state_of(zone: str, *types: str, outputs: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Returns Terraform's state of a zone, of resources with the name `actor`, and of outputs."""
-    made = [{"mode": "managed", "type": name, "name": "actor"} for name in types]
-    chosen = {"instances": [{"attributes": {"input": {"value": zone, "type": "string"}}}]}
-    made.append({"mode": "managed", "type": "terraform_data", "name": "zone"} | chosen)
+def _state_of(zone: str, *names: str, outputs: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Returns Terraform's state of a zone, of further facts, and of outputs."""
+    instances = [{"attributes": {"input": {"value": zone, "type": "string"}}}]
+    of_all = {"mode": "managed", "type": "terraform_data", "instances": instances}
+    made = [of_all | {"name": name} for name in ("zone", *names)]
     return json.dumps({"resources": made, "outputs": {name: {"value": value} for name, value in outputs.items()}})
 
 

@@ -107,6 +107,21 @@ def test_new_flags_replace_only_the_hosts_of_their_role(applied_cluster, tmp_pat
         assert workspace.changes(GIVEN | {name: values[name]}) == expected, name
 
 
+def test_a_new_run_has_no_actors_of_the_run_before(applied_cluster, tmp_path):
+    """They would greet the new replay server first, whose log then has their stream. Their group has a time limit."""
+    workspace = applied_cluster.copy(tmp_path)
+    given = GIVEN | {"run": "run-2", "env": "ALE/Breakout-v5"}
+    planned = workspace.changes(given)
+    group, limit, host = "aws_autoscaling_group.actor", "aws_autoscaling_schedule.limit", "aws_instance.replay"
+    assert [planned[address] for address in (group, limit, host)] == [["delete", "create"]] * 3
+    assert planned["aws_autoscaling_group.learner[0]"] == ["update"]
+    assert "terraform_data.experience" not in planned and "aws_ebs_volume.journal" not in planned
+    told = workspace.must("apply", "-input=false", "-auto-approve").splitlines()
+    ends = (f"{group}: Destruction complete", f"{host}: Destroying", f"{host}: Creation complete", f"{group}: Creating")
+    assert [next(end for end in ends if end in line) for line in told if any(end in line for end in ends)] == [*ends]
+    assert workspace.changes(given) == {}
+
+
 def test_more_time_replaces_no_host(applied_cluster, tmp_path):
     limits = ("autoscaling_schedule.limit", "autoscaling_schedule.learner_limit[0]", "scheduler_schedule.replay_limit")
     expected = {f"aws_{name}": ["update"] for name in (*limits, "ssm_parameter.deadline")}
@@ -325,8 +340,10 @@ def test_another_zone_ends_the_hosts_before_their_subnet(applied_cluster, tmp_pa
     assert workspace.plan(given, moving, "-out=plan").returncode == 0
     planned = changes_in(json.loads(workspace.must("show", "-json", "plan")))
     moved = ("subnet.this[0]", "instance.replay", "ebs_volume.journal", "autoscaling_group.learner[0]")
-    for address in (*moved, "autoscaling_group.actor"):
+    limits = ("autoscaling_schedule.limit", "autoscaling_schedule.learner_limit[0]")  # AWS forgets them with the group
+    for address in (*moved, "autoscaling_group.actor", *limits):
         assert planned[f"aws_{address}"] == ["delete", "create"], address
+    assert planned["terraform_data.experience"] == ["delete", "create"]
     workspace.apply(given, moving)
     assert workspace.changes(given) == {}
 

@@ -52,6 +52,12 @@ resource "aws_launch_template" "actor" {
   tags = { Role = "actor" }
 }
 
+# The log of a run holds the stream of the first actor that greets its server. So actor hosts end before the replay
+# host of another run starts, and new ones start after it: those of the run before could play something else.
+resource "terraform_data" "run" {
+  input = var.run
+}
+
 resource "aws_autoscaling_group" "actor" {
   name                      = local.actor_group
   min_size                  = 0
@@ -109,7 +115,7 @@ resource "aws_autoscaling_group" "actor" {
   }
 
   lifecycle {
-    replace_triggered_by = [terraform_data.subnet.id] # as of the learner's
+    replace_triggered_by = [terraform_data.subnet.id, terraform_data.run] # the first as of the learner's
   }
 
   # After replay and learner: where EC2 has no GPU to give, no actor host costs anything.

@@ -28,6 +28,7 @@ resource "aws_ssm_parameter" "deadline" {
   value       = terraform_data.deadline.output
 }
 
+# AWS forgets the schedules of a group that is replaced.
 resource "aws_autoscaling_schedule" "limit" {
   scheduled_action_name  = "${var.name}-limit"
   autoscaling_group_name = aws_autoscaling_group.actor.name
@@ -35,6 +36,10 @@ resource "aws_autoscaling_schedule" "limit" {
   min_size               = 0
   max_size               = 0
   desired_capacity       = 0
+
+  lifecycle {
+    replace_triggered_by = [aws_autoscaling_group.actor.id]
+  }
 }
 
 # It also ends a learner host that hangs.
@@ -47,6 +52,10 @@ resource "aws_autoscaling_schedule" "learner_limit" {
   min_size               = 0
   max_size               = 0
   desired_capacity       = 0
+
+  lifecycle {
+    replace_triggered_by = [aws_autoscaling_group.learner[count.index].id]
+  }
 }
 
 resource "aws_scheduler_schedule" "replay_limit" {

@@ -18,6 +18,14 @@ resource "aws_ebs_volume" "journal" {
   tags = { Name = "${var.name}-journal", Role = "replay" }
 }
 
+# There have been actor hosts. It stays while those of another run are made: without it `python -m deploy up` may go on in
+# another zone, which makes the volume anew.
+resource "terraform_data" "experience" {
+  triggers_replace = aws_ebs_volume.journal.id
+
+  depends_on = [aws_autoscaling_group.actor]
+}
+
 resource "aws_volume_attachment" "journal" {
   device_name = "/dev/sdf" # on the host it has the name of an NVMe device, and the volume's id for its serial number
   volume_id   = aws_ebs_volume.journal.id
