@@ -38,7 +38,7 @@ Finding = tuple[str, list[str]]
 WARM_UP_SECONDS = 60.0  # age of a process from which its memory counts for a slope
 # Half as much again as runs on two cores take, Pong's and Catch's; the learner's without its frames.
 LIMITS_MB = {"replay": 300, "learner": 800, "actors": 450, "worker": 1350, "evaluator": 500, "tensorboard": 300}
-EVALUATED = re.compile(r"update (\d+): (\d+) games, mean (\S+),")
+EVALUATED = re.compile(r"update (\d+): (\d+) games?, mean (\S+),")
 ENDED = re.compile(r"^.*: (.+ ended with (?!signal SIGKILL).*)$", re.MULTILINE)
 
 
