@@ -76,10 +76,8 @@ def _check_fields(agent: str, family: Family) -> None:
 
 def _check_presets(agent: str, family: Family) -> None:
     """Raises ConfigError when a preset has a section, or a section a field, that there is not."""
-    command, known = (
-        RunCommand(algorithm=family.algorithm, network=family.network, update=family.update),
-        typing.get_args(Section),
-    )
+    command = RunCommand(algorithm=family.algorithm, network=family.network, update=family.update)
+    known = typing.get_args(Section)
     for preset, sections in family.presets.items():
         source = f"--agent {agent}: preset {preset}"
         for section, values in sections.items():

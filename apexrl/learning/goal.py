@@ -46,23 +46,23 @@ class Course:
         if before.asked == own.asked:
             self.progress = before
             return
-        was, is_same = number_of(before), before.rate == own.rate
+        was, is_same, has_own_frames = number_of(before), before.rate == own.rate, own.over_frames > 0
+        has_other_frames = before.over_frames != own.over_frames
         is_spent = is_same and abs(was) < SPENT * abs(own.rate)
-        is_anew = is_spent and own.over_frames != before.over_frames and 0 < own.over_frames <= frames
-        as_from_start = is_spent and not is_anew
-        end_frames = own.over_frames + frames if own.over_frames and not as_from_start else own.over_frames
-        share, number = 0.0, None
+        self.progress = msgspec.structs.replace(own, began_at=own.began_at - seconds)
+        if is_spent and not (has_other_frames and has_own_frames and own.over_frames <= frames):
+            return
+        end_frames, share, number = frames + own.over_frames if has_own_frames else 0, 0.0, None
         if is_same and not is_spent:
-            if before.over_frames == own.over_frames:
+            if not has_other_frames:
                 end_frames = before.end_frames
             if (before.end, before.shape) == (own.end, own.shape):
                 share, number = before.share, before.begun_number
             elif not self.schedule.is_constant:
                 number = was
-        self.progress = msgspec.structs.replace(own, began_at=own.began_at - seconds)
-        frames, late = (0, 0.0) if as_from_start else (frames, self.late(own.began_at, updates))
-        begun = {"begun_frames": frames, "begun_late": late, "begun_share": share, "begun_number": number}
-        self.progress = msgspec.structs.replace(self.progress, end_frames=end_frames, share=share, **begun)
+        ends = {"begun_frames": frames, "begun_late": self.late(own.began_at, updates), "end_frames": end_frames}
+        way = {"begun_share": share, "share": share, "begun_number": number}
+        self.progress = msgspec.structs.replace(self.progress, **ends, **way)
 
     def late(self, now: float, updates: int = 0) -> float:
         """Returns the share of the run's time, or of its updates, that is over; 0 where it ends by neither.
@@ -94,9 +94,10 @@ class Course:
 
 
 def number_of(progress: Progress) -> float:
-    """Returns the number that has come so far; of an earlier version's progress, which tells no end, its start."""
+    """Returns a number as far as it has come, by progress that tells its end."""
+    assert progress.end is not None
     start = progress.rate if progress.begun_number is None else progress.begun_number
-    return Schedule(start, start if progress.end is None else progress.end, shape=progress.shape).at(progress.share)
+    return Schedule(start, progress.end, shape=progress.shape).at(progress.share)
 
 
 class Courses:
