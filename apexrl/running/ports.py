@@ -44,8 +44,10 @@ class Reserved:
         name = socket.socket(socket.AF_UNIX)
         try:
             name.bind(f"\0apexrl/port/{port}")  # of this network, as the port is
-        except OSError:
+        except OSError as error:
             name.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
             return False
         self._held.enter_context(name)
         self._own.add(port)
