@@ -1,6 +1,8 @@
 """A replay service fed by hand: messages in, its answers by peer, and a restart like that of a killed server."""
 
 import asyncio
+import contextlib
+import threading
 
 import numpy as np
 import zmq
@@ -11,6 +13,8 @@ from apexrl.net import wire
 from apexrl.net.identity import marked
 from apexrl.net.keyring import Keyring
 from apexrl.net.log_client import LogClient
+from apexrl.net.metrics_channel import MetricsServer
+from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.net.protocols import PROTOCOL
 from apexrl.net.service import ReplayService
 from tests.system.processes import wait_for
@@ -172,3 +176,26 @@ class Foreign(Keyring):
     def __init__(self, server, client, role):
         super().__init__(client, role)
         self.directory = server
+
+
+@contextlib.contextmanager
+def learning_behind(keyring):
+    """The learner's two servers behind keys: parameters are published, and metrics of `run` taken."""
+    servers = zmq.Context()
+    publisher = ParameterPublisher("127.0.0.1", 0, keyring, servers)
+    metrics = MetricsServer("127.0.0.1", 0, keyring, servers)
+    parts = publisher, metrics
+    metrics.runs = frozenset({"run"})
+    threads = [threading.Thread(target=part.run) for part in parts]
+    for thread in threads:
+        thread.start()
+    publisher.publish(b"parameters")
+    try:
+        yield publisher, metrics
+    finally:
+        for part in parts:
+            part.close()
+        for thread in threads:
+            thread.join(50)
+        keyring.close()
+        servers.term()

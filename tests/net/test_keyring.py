@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -18,12 +17,12 @@ from apexrl.lifecycle import Stop
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import ROLES, Keyring, load_keyring, make_keys, public_keys, read_key
 from apexrl.net.log_client import LogClient
-from apexrl.net.metrics_channel import MetricsClient, MetricsServer
+from apexrl.net.metrics_channel import MetricsClient
 from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber
 from apexrl.net.replay_client import ReplayClient
 from apexrl.net.sockets import connect, make_socket
 from apexrl.tools.keys import main
-from tests.net.peers import TABLE, Foreign, block_of
+from tests.net.peers import TABLE, Foreign, block_of, learning_behind
 from tests.system.processes import ROOT, call, wait_for
 
 
@@ -285,40 +284,28 @@ def test_plain_bytes_at_a_guarded_port_do_no_harm(guarded, keys, spec, header, c
 
 
 def test_parameters_go_to_actors_only_and_metrics_come_from_known_roles(keys, strange, context):
-    servers = zmq.Context()
-    keyring = Keyring(keys, "learner")
-    publisher = ParameterPublisher("127.0.0.1", 0, keyring, servers)
-    metrics = MetricsServer("127.0.0.1", 0, keyring, servers)
-    metrics.runs = frozenset({"run"})
-    threads = [threading.Thread(target=part.run) for part in (publisher, metrics)]
-    for thread in threads:
-        thread.start()
-    publisher.publish(b"parameters")
     kinds = {
         "actor": Keyring(keys, "actor"),
         "replay": Keyring(keys, "replay"),
         "plain": None,
         "foreign": Foreign(keys, strange, "actor"),
     }
-    clients = {name: MetricsClient(metrics.endpoint, name, ring, context) for name, ring in kinds.items()}
-    subscribers = {name: ParameterSubscriber(publisher.endpoint, ring, context) for name, ring in kinds.items()}
-    got, told = set(), set()
+    with learning_behind(Keyring(keys, "learner")) as (publisher, metrics):
+        clients = {name: MetricsClient(metrics.endpoint, name, ring, context) for name, ring in kinds.items()}
+        subscribers = {name: ParameterSubscriber(publisher.endpoint, ring, context) for name, ring in kinds.items()}
+        got, told = set(), set()
 
-    def is_served():
-        for name, client in clients.items():
-            client.run = "run"
-            client.report({f"x/{name}": 1.0})
-        got.update(name for name, subscriber in subscribers.items() if subscriber.fetch_encoded(20))
-        told.update(tag for tag in metrics.latest() if tag.startswith("x/"))
-        return got >= {"actor"} and told >= {"x/actor", "x/replay"}
+        def is_served():
+            for name, client in clients.items():
+                client.run = "run"
+                client.report({f"x/{name}": 1.0})
+            got.update(name for name, subscriber in subscribers.items() if subscriber.fetch_encoded(20))
+            told.update(tag for tag in metrics.latest() if tag.startswith("x/"))
+            return got >= {"actor"} and told >= {"x/actor", "x/replay"}
 
-    wait_for(is_served, 30, "parameters and metrics")
-    for _ in range(20):  # any other one that gets in does so meanwhile
-        is_served()
-    assert got == {"actor"} and told == {"x/actor", "x/replay"}
-    for part in (publisher, metrics, *clients.values(), *subscribers.values()):
-        part.close()
-    for thread in threads:
-        thread.join(50)
-    keyring.close()
-    servers.term()
+        wait_for(is_served, 30, "parameters and metrics")
+        for _ in range(20):  # any other one that gets in does so meanwhile
+            is_served()
+        assert got == {"actor"} and told == {"x/actor", "x/replay"}
+        for part in (*clients.values(), *subscribers.values()):
+            part.close()

@@ -2,18 +2,16 @@
 
 import contextlib
 import shutil
-import threading
 
 import pytest
-import zmq
 
 from apexrl.errors import PeerError
 from apexrl.net.insert_client import InsertClient
 from apexrl.net.keyring import Keyring
-from apexrl.net.metrics_channel import MetricsClient, MetricsServer
-from apexrl.net.parameter_channel import ParameterPublisher, ParameterSubscriber
+from apexrl.net.metrics_channel import MetricsClient
+from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.replay_client import ReplayClient
-from tests.net.peers import Foreign
+from tests.net.peers import Foreign, learning_behind
 from tests.system.processes import wait_for
 
 
@@ -53,34 +51,21 @@ def test_a_client_reads_the_key_of_its_server_again(keys, strange, start_server,
 
 
 def test_parameters_and_metrics_flow_once_a_refused_key_is_known(keys, strange, context):
-    servers, keyring, actor = zmq.Context(), Keyring(keys, "learner"), Foreign(keys, strange, "actor")
-    publisher = ParameterPublisher("127.0.0.1", 0, keyring, servers)
-    metrics = MetricsServer("127.0.0.1", 0, keyring, servers)
-    metrics.runs = frozenset({"run"})
-    threads = [threading.Thread(target=part.run) for part in (publisher, metrics)]
-    for thread in threads:
-        thread.start()
-    publisher.publish(b"parameters")
-    client = MetricsClient(metrics.endpoint, "new", actor, context)
-    client.run = "run"
-    subscriber = ParameterSubscriber(publisher.endpoint, actor, context)
-    got = []
+    keyring, actor, got = Keyring(keys, "learner"), Foreign(keys, strange, "actor"), []
+    with learning_behind(keyring) as (publisher, metrics), contextlib.ExitStack() as stack:
+        client = MetricsClient(metrics.endpoint, "new", actor, context)
+        client.run = "run"
+        subscriber = ParameterSubscriber(publisher.endpoint, actor, context)
+        stack.callback(client.close)
+        stack.callback(subscriber.close)
 
-    def is_served():
-        client.report({"x": 1.0})
-        got.append(subscriber.fetch_encoded(20))
-        return b"parameters" in got and "x" in metrics.latest()
+        def is_served():
+            client.report({"x": 1.0})
+            got.append(subscriber.fetch_encoded(20))
+            return b"parameters" in got and "x" in metrics.latest()
 
-    try:
         for _ in range(50):
             assert not is_served() and got.pop() is None
         (keys / "actor-new.public").write_bytes((strange / "actor.public").read_bytes())
         keyring.read_again()
         wait_for(is_served, 60, "parameters and metrics")
-    finally:
-        for part in (publisher, metrics, client, subscriber):
-            part.close()
-        for thread in threads:
-            thread.join(50)
-        keyring.close()
-        servers.term()
