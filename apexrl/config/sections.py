@@ -171,7 +171,7 @@ class UpdateConfig:
 
     @property
     def kept(self) -> Mapping[str, Any]:
-        """What the tensors of a checkpoint depend on, by field: a run that goes on cannot change it."""
+        """The fields that the tensors of a checkpoint depend on: a run that goes on cannot change them."""
         return {"optimizer": self.optimizer}
 
 

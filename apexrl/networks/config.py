@@ -90,7 +90,7 @@ class ActorCriticConfig(NetworkConfig):
     hidden_size: int = 256
     """Units of the layer after the torso (IMPALA), and of the layers of a perceptron."""
     activation: Activation = "relu"
-    """What follows the layers of a perceptron and those after the torso (IMPALA: relu, PPO on MuJoCo: tanh)."""
+    """Function behind the layers of a perceptron and those after the torso (IMPALA: relu, PPO on MuJoCo: tanh)."""
     first_deviation: Annotated[float, FIRST_DEVIATIONS] = 1.0
     """Where actions are vectors, the deviations with which a policy begins, of actions from -1 to 1 (PPO: 1)."""
 

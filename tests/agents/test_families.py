@@ -1,4 +1,4 @@
-"""What a family of somebody's own may not be called, and its presets may not hold."""
+"""Families of somebody's own: names of fields, and contents of presets, that are refused."""
 
 import dataclasses
 

@@ -52,7 +52,7 @@ def test_an_update_of_impala_is_the_same_to_the_bit(copying, lstm):
 
 
 def test_an_update_of_several_steps_is_the_same_to_the_bit(make_unroll, copying):
-    """What is known before its first step is of the parameters after the last step of the update before."""
+    """The parameters after the last step of the update before decide what is known before the first one."""
     plain = world_of(make_unroll, spec=SCREENS)
     copying()
     graph = world_of(make_unroll, spec=SCREENS, device_stream=FakeDeviceStream())

@@ -1,4 +1,4 @@
-"""What an author's networks may not be, and when they learn, on the learner that runs plain algorithms."""
+"""Parts of an author's networks: those that are refused, and when the others learn, on the plain learner."""
 
 import pytest
 import torch
