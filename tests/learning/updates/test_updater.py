@@ -80,12 +80,15 @@ class World:
             batches = {TABLE: batch._make(tensor.to(self.device) for tensor in batch)}
             outcome = learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))
             metrics = outcome.metrics | learner.apply()
+            # Read here: the default stream, to which we come back, does not wait for this one.
+            priorities = outcome.priorities[TABLE].cpu().numpy()
+            numbers = {name: value.cpu().numpy() for name, value in metrics.items()}
         self.updater.num_updates += 1
         if self.updater.num_updates % 7 == 0:
-            learner.target.load_state_dict(learner.online.state_dict())
-        numbers = {name: value.cpu().numpy() for name, value in metrics.items()}
+            with self.device_stream.exclusive():
+                learner.target.load_state_dict(learner.online.state_dict())
         reduced = {name: value.max() if name.endswith("_max") else value.mean() for name, value in numbers.items()}
-        return outcome.priorities[TABLE].cpu().numpy(), {name: float(value) for name, value in reduced.items()}
+        return priorities, {name: float(value) for name, value in reduced.items()}
 
 
 def whole(updater, batches):
