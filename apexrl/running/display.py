@@ -79,6 +79,7 @@ class Targets(NamedTuple):
     total_frames: int = 0
     total_updates: int = 0
     games: int = 0  # of an evaluation
+    seconds: float = 0.0  # of the run
 
 
 NO_TARGETS = Targets()
@@ -92,7 +93,8 @@ def targets_of(command: RunCommand, spec: StreamSpec) -> Targets:
         holds_transitions = table.kind == "priority" and not spec.has_unroll_priorities
         least.append(table.min_size_to_sample * (1 if holds_transitions else spec.unroll_starts))
     learning = command.learning
-    return Targets(max(least), learning.total_frames, learning.total_updates, command.evaluation.episodes)
+    seconds = 0.0 if command.smoke else command.max_seconds  # a smoke run's time begins with its first frame
+    return Targets(max(least), learning.total_frames, learning.total_updates, command.evaluation.episodes, seconds)
 
 
 class Pace:
@@ -212,7 +214,8 @@ class Display:
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns the shown rows as (name, value)."""
-        rows = [("time", duration(self._clock() - self._started))]
+        spent, seconds = self._clock() - self._started, self._targets.seconds
+        rows = [("time", duration(spent) + (f" of {duration(seconds)}" if seconds else ""))]
         rows += self._disk()
         status, age_seconds = read_status(self._directory), self._status_age()
         if status is None or age_seconds is None:
@@ -250,7 +253,9 @@ class Display:
 
     def _share(self, count: int, target: int, unit: str, pace: Pace) -> str:
         share = min(count / target, 1.0)
-        left = pace.seconds_left(count, target, self._clock())
+        left, seconds = pace.seconds_left(count, target, self._clock()), self._targets.seconds
+        if left and seconds and left > self._started + seconds - self._clock():
+            left = None  # the time is over before
         text = f"{share:.0%} of {target:,} {unit}" + (f", about {duration(left)} left" if left else "")
         if self._live is None:
             return text

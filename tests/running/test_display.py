@@ -1,5 +1,6 @@
 """The screen that shows a run."""
 
+import dataclasses
 import io
 import logging
 import os
@@ -112,6 +113,21 @@ def test_the_time_of_a_long_run_counts_on_beyond_a_day(console, tmp_path):
     assert dict(display.rows())["time"] == "25:01:01"
 
 
+def test_a_run_of_limited_time_says_it_and_promises_no_more(console, tmp_path):
+    now = [0.0]
+    display = Display(console, tmp_path, Supervisor(10), Targets(total_frames=8000, seconds=3600), lambda: now[0])
+
+    def shown(seconds, frames):
+        now[0] = seconds
+        write_status(tmp_path, Status("Catch-v0", frames, Counters(updates=1), {}, ""), age_seconds=-10.0)
+        rows = dict(display.rows())
+        return rows["time"], rows["progress"].split("%")[1]
+
+    assert shown(0, 100) == ("0:00:00 of 1:00:00", " of 8,000 frames")
+    assert shown(50, 200) == ("0:00:50 of 1:00:00", " of 8,000 frames"), "3,900 s are more than are left"
+    assert shown(100, 400) == ("0:01:40 of 1:00:00", " of 8,000 frames, about 0:31:40 left")
+
+
 def test_the_way_to_the_first_update_and_to_the_end(console, tmp_path):
     now, targets = [0.0], Targets(warm_up_transitions=2000, total_frames=8000, total_updates=0)
     display = Display(console, tmp_path, Supervisor(10), targets, lambda: now[0])
@@ -178,6 +194,8 @@ def test_the_targets_of_a_run_are_those_of_its_tables(spec, flags, least):
     spec = msgspec.structs.replace(spec, unroll_starts=20)
     command = parse(RunCommand, ["--preset", "small", "--total-frames", "7", "--min-size-to-sample", "2000", *flags])
     assert targets_of(command, spec) == Targets(least, 7, 0, 10)
+    assert targets_of(dataclasses.replace(command, max_seconds=9.0), spec).seconds == 9
+    assert not targets_of(dataclasses.replace(command, max_seconds=9.0, smoke=True), spec).seconds
 
 
 def test_a_full_disk_is_said(shown, tmp_path, monkeypatch):
