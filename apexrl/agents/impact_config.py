@@ -62,6 +62,15 @@ TWO_CORES: Preset = {
 }  # fmt: skip
 """For games of Atari on two CPU cores: the loss on LASER's mix of new and replayed unrolls, see docs/log/pong.md."""
 
+GPU: Preset = {
+    **TWO_CORES,
+    "update": {**TWO_CORES["update"], "batch_size": 16},
+    "replay": {**TWO_CORES["replay"], "capacity": 500_000},
+    "learning": {**TWO_CORES["learning"], "publish_period_seconds": 0.1, "prefetch_batches": 16},
+    "acting": {**TWO_CORES["acting"], "environments_per_worker": 32},
+}
+"""For games of Atari on a machine with a GPU: larger batches of twenty times the frames, see docs/log/gpu.md."""
+
 SMALL: Preset = {
     **impala_config.SMALL,
     "algorithm": {"unroll_starts": 20},
@@ -149,7 +158,7 @@ FAMILY = Family(
     {
         "paper": {"replay": {"min_size_to_sample": 2_000, "samples_per_insert": 2.0},
                   "learning": {"publish_period_updates": 1}},
-        "gpu": TWO_CORES,
+        "gpu": GPU,
         "two-cores": TWO_CORES,
         "small": SMALL,
         "vectors": VECTORS,
