@@ -214,7 +214,7 @@ measure() {
     --junitxml "$2/tests.xml" "${@:3}"; "$1" benchmarks/gpu_report.py tests "$2/tests.xml" "$2/tests.part"' \
     tests "$python" "$out" "${tests[@]}"
   part ceilings 40 "${probe[@]}" ceilings --json "$out/ceilings.part"
-  part profile 110 "${probe[@]}" profile --json "$out/profile.part"
+  part profile 150 "${probe[@]}" profile --json "$out/profile.part"
   part learner 120 "${learner[@]}" --presets paper --batch-sizes "${batches[@]}" --kinds ours ours-eager eager \
     --json "$out/learner.part"
   part learner-gpu 60 "${learner[@]}" --presets gpu --batch-sizes 64 --kinds ours eager --json "$out/learner-gpu.part"

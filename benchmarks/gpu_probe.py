@@ -2,15 +2,15 @@
 
   smoke     a captured update and an actor's captured policy beside the same on the CPU: fails when they differ
   ceilings  bytes/s of a copy, operations/s of a product in bfloat16, seconds of a graph's smallest kernel
-  profile   one update of each kind: its time on the wall and on the device, its kernels by time, and the operations
-            that start them, from an update without a graph
+  profile   one update of each kind: its time on the wall, of the learner and on the device, its kernels by time, and
+            the operations that start them, from an update without a graph
   cores     agent steps/s of environments alone, with one process and with more
 
 A file is written after each figure, so that a limit loses only the rest. `--device cpu` tries the program.
 """
 
 import argparse
-import dataclasses
+import itertools
 import json
 import multiprocessing
 import os
@@ -25,7 +25,7 @@ import torch
 from apexrl.agents.contract import Learner, Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.config.commands import LearnerCommand
-from apexrl.config.flags import default_command, wants_of, with_preset
+from apexrl.config.flags import default_command, wants_of, with_preset, with_sections
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, take_step
 from apexrl.files import write_json
@@ -36,8 +36,8 @@ from apexrl.networks.config import to_text
 from apexrl.networks.device_stream import DeviceStream, wait
 from apexrl.networks.headers import ParametersHeader
 from apexrl.networks.parameters import Parameters
-from apexrl.types import Unroll
-from benchmarks.learner_work import PONG
+from apexrl.types import EnvironmentSpec, Unroll
+from benchmarks.learner_work import PONG, draws_from, extras_of
 
 RING, GPU_RING = 256, 4096  # unrolls in a store; the latter are 2.1 GB of screens, far more than a GPU's cache
 GATHERS = 20
@@ -46,19 +46,28 @@ GRAPH_NODES = 200
 MOST_KERNELS = 60
 ENVIRONMENTS, CORE_SECONDS = 32, 3.0
 TOLERANCE = 0.05  # bfloat16 and other sums make up to 2 %
-PROFILED = (("paper", "rmsprop", 512), ("paper", "adam", 512), ("gpu", "adam", 64))  # preset, optimizer, batch
+CHEETAH = EnvironmentSpec("HalfCheetah-v5", (17,), "float32", 1, 0, 1, action_bounds=((-1.0, 1.0),) * 6)
+PROFILED: dict[str, tuple[str, str, EnvironmentSpec, dict[str, Any]]] = {  # agent, preset, environment, other numbers
+    "paper_rmsprop_512": ("apex-dqn", "paper", PONG, {"optimizer": "rmsprop", "batch_size": 512}),
+    "paper_adam_512": ("apex-dqn", "paper", PONG, {"optimizer": "adam", "batch_size": 512}),
+    "gpu_adam_64": ("apex-dqn", "gpu", PONG, {"optimizer": "adam", "batch_size": 64}),
+    "impact": ("impact", "gpu", PONG, {}),
+    "r2d2": ("r2d2", "gpu", PONG, {}),
+    "sac": ("sac", "gpu", CHEETAH, {}),
+    "apex_dpg": ("apex-dpg", "gpu", CHEETAH, {}),
+}
 
 
 class World:
     """A learner with a store of random unrolls, always from the same seed."""
 
-    def __init__(self, device: torch.device, optimizer: str = "rmsprop", batch_size: int = 512, preset: str = "paper",
-                 ring: int = RING):  # fmt: skip
-        command = with_preset(default_command(LearnerCommand), preset)
-        update = dataclasses.replace(command.update, optimizer=optimizer, batch_size=batch_size)
-        command = dataclasses.replace(command, update=update)
-        self.spec = family_of(command.agent).stream(command.algorithm, PONG)
-        self.command, self.stream = command, DeviceStream(device)
+    def __init__(self, device: torch.device, agent: str = "apex-dqn", preset: str = "paper",
+                 environment: EnvironmentSpec = PONG, ring: int = RING, **update: Any):  # fmt: skip
+        """Takes the numbers of the update that differ from the preset's."""
+        command = with_preset(default_command(LearnerCommand, agent), preset)
+        self.command = command = with_sections(command, {"update": update})
+        self.spec = family_of(agent).stream(command.algorithm, environment)
+        self.stream = DeviceStream(device)
         first = self._learner(torch.device("cpu")).acting_tensors()  # a GPU has random numbers of its own
         with self.stream.exclusive():
             self.learner = self._learner(device)
@@ -66,38 +75,44 @@ class World:
                 tensor.copy_(first[name])
             self.learner.copy_target()
         self.updater = Updater(self.learner, self.stream)
-        (self.want,) = wants_of(command)
-        self.ring = ring
-        self.store = UnrollStore(self.spec, ring, [self.want], device, 4, self.stream)
-        self.rng = np.random.default_rng(0)
-        unrolls = [self._unroll() for _ in range(8)]
+        wants = wants_of(command)
+        self.table = wants[0].table
+        self.store = UnrollStore(self.spec, ring, wants, device, 4, self.stream)
+        rng = np.random.default_rng(0)
+        unrolls = [self._unroll(rng) for _ in range(8)]
         for number in range(ring):
             self.store.commit(self.store.begin(number), unrolls[number % len(unrolls)])
+        self._draws = itertools.cycle(draws_from(self.store, wants))
 
     def _learner(self, device: torch.device) -> Learner:
         torch.manual_seed(0)
         sections = self.command.algorithm, self.command.network, self.command.update
         return implementation(family_of(self.command.agent)).make_learner(*sections, self.spec, device)
 
-    def _unroll(self) -> Unroll:
-        spec, rng = self.spec, self.rng
-        frames = rng.integers(0, 256, (spec.unroll_frames, *spec.frame_shape), np.uint8)
-        actions = rng.integers(0, spec.num_actions, spec.unroll_steps).astype(np.int32)
-        rewards = np.zeros(spec.unroll_steps, np.float32)  # so errors are those of the network's values alone
-        starts = np.zeros(spec.unroll_steps + 1, bool)
-        return Unroll(frames, actions, rewards, np.ones(spec.unroll_steps, np.float32), starts)
+    def _unroll(self, rng: np.random.Generator) -> Unroll:
+        spec, steps = self.spec, self.spec.unroll_steps
+        shape = (spec.unroll_frames, *spec.frame_shape)
+        frames = rng.integers(0, 256, shape, np.uint8) if spec.frame_dtype == "uint8" else rng.random(shape, np.float32)
+        actions = rng.integers(0, spec.num_actions, steps).astype(np.int32) if spec.num_actions else (
+            rng.random((steps, len(spec.action_bounds)), np.float32)
+        )  # fmt: skip
+        rewards = np.zeros(steps, np.float32)  # so errors are those of the network's values alone
+        starts = np.zeros(steps + 1, bool)
+        return Unroll(frames, actions, rewards, np.ones(steps, np.float32), starts, extras_of(spec))
 
     def draw(self) -> Draw:
-        """Returns uniform keys."""
-        keys = self.rng.integers(0, self.ring * self.spec.unroll_starts, self.want.batch_size)
-        weights = np.ones(len(keys), np.float32)
-        return Draw(0, {self.want.table: SampledKeys(self.store, self.want.table, 0, keys, weights)})
+        """Returns the keys of the next of some draws."""
+        store, generation = self.store, self.store.generation
+        drawn = next(self._draws).items()
+        return Draw(
+            generation, {name: SampledKeys(store, name, generation, one.keys, one.weights) for name, one in drawn}
+        )
 
     def priorities(self) -> np.ndarray:
         """Makes an update, and returns its priorities when they are there."""
         pending = self.updater.update(self.draw())
         assert pending is not None, "the store holds all keys"
-        return pending.result()[0][self.want.table]
+        return pending.result()[0][self.table]
 
     def run(self, count: int) -> float:
         """Makes so many updates, four of them in flight; returns the seconds until the last is done."""
@@ -194,16 +209,18 @@ def _finish(device: torch.device) -> None:
 
 def profile(device: torch.device) -> Iterator[tuple[str, Any]]:
     """Yields for each kind of update its seconds, and its kernels and operations by time."""
-    for preset, optimizer, batch_size in PROFILED:
-        ring, name = GPU_RING if device.type == "cuda" else RING, f"{preset}_{optimizer}_{batch_size}"
-        world = World(device, optimizer, batch_size, preset, ring)
+    ring = GPU_RING if device.type == "cuda" else RING
+    for name, (agent, preset, environment, update) in PROFILED.items():
+        world = World(device, agent, preset, environment, ring, **update)
         timed = TIMED_UPDATES if device.type == "cuda" else 3
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
         world.run(3)
         yield f"{name}_first_seconds", time.perf_counter() - started
+        cpu = time.process_time()
         yield f"{name}_wall_seconds", world.run(timed) / timed
+        yield f"{name}_cpu_seconds", (time.process_time() - cpu) / timed
         if device.type == "cuda":
             yield f"{name}_device_seconds", _replay_seconds(world, world.updater._graphs[0]._graphs, timed)
             yield f"{name}_gather_seconds", _gather_seconds(world)
@@ -218,10 +235,10 @@ def profile(device: torch.device) -> Iterator[tuple[str, Any]]:
 
 
 def _gather_seconds(world: World) -> float:
-    """Returns the device's time to gather a batch; launched one by one, its operations wait for Python."""
-    (inputs,), graph = world.updater._graphs[0]._inputs.values(), torch.cuda.CUDAGraph()
+    """Returns the device's time to gather a draw; launched one by one, its operations wait for Python."""
+    graph = torch.cuda.CUDAGraph()
     with world.stream.aside() as stream, torch.cuda.graph(graph, stream=stream):
-        inputs.batch()
+        world.updater._graphs[0]._batches()
     return _replay_seconds(world, [graph], GATHERS)
 
 
