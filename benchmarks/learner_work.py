@@ -155,7 +155,8 @@ def make_step(
             eager = EagerLearner(command, store.spec, device)
         return in_turn(device_stream, lambda samples: eager.update(*gather(samples).batches().values()))
     sections = command.algorithm, command.network, command.update
-    learner = implementation(family_of(command.agent)).make_learner(*sections, store.spec, device)
+    with device_stream.exclusive():
+        learner = implementation(family_of(command.agent)).make_learner(*sections, store.spec, device)
     updater = Updater(learner, device_stream)
     if setting.kind == "ours-eager":  # the kernels of the graph, launched one after the other
         return in_turn(device_stream, lambda samples: whole(updater, gather(samples)).cpu())

@@ -390,10 +390,10 @@ def make_updater(
     command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream, team: Team | None = None,
     moments: RunMoments | None = None,
 ) -> Updater:  # fmt: skip
-    """Returns an updater with new networks, which follow from the seed."""
+    """Returns an updater with new networks, which follow from the seed; those of a team begin with the first one's."""
     if moments is not None:
         moments.begin(spec)
-    torch.manual_seed(command.seed)
+    torch.manual_seed(command.seed + (0 if team is None else team.rank))  # the noise of updates is each learner's own
     make = implementation(family_of(command.agent)).make_learner
     with device_stream.exclusive():
         learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)

@@ -115,9 +115,11 @@ class DeviceStream:
                 yield None
                 return
             self._side.wait_stream(self.cuda)
-            with torch.cuda.stream(self._side):
-                yield self._side
-            self.cuda.wait_stream(self._side)
+            try:
+                with torch.cuda.stream(self._side):
+                    yield self._side
+            finally:
+                self.cuda.wait_stream(self._side)
 
     @functools.cached_property
     def _side(self) -> torch.cuda.Stream:

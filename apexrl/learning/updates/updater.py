@@ -231,7 +231,7 @@ class Updater:
     def _make_graph(self, shard: int, inputs: dict[str, Inputs]) -> None:
         wait(self._device_stream.event())
         self._graphs.pop(shard, None)  # its memory is needed
-        self._graphs[shard] = UpdateGraph(self._device_stream, inputs, self._work, self._tensors().values())
+        self._graphs[shard] = UpdateGraph(self._device_stream, inputs, self._work, self._changed().values())
 
     def _steps(self, batches: Batches, known: Callable[[], Any] | None = None) -> Parts:
         """Takes the steps of an update, and pauses where the gradients of a step are there. Nothing waits for a GPU.
@@ -272,15 +272,25 @@ class Updater:
             self._side.forget()
 
     def _tensors(self) -> dict[str, Tensor]:
-        acting = {ACTING + name: tensor for name, tensor in self._acting_tensors().items()}
-        learning = self.learner.learning_tensors()
-        if self._moments is not None:
-            learning = learning | self._moments.learning_tensors
-        return acting | {LEARNING + name: tensor for name, tensor in learning.items()}
+        if self._moments is None:
+            return self._changed()
+        acting, learning = self._moments.acting_tensors, self._moments.learning_tensors
+        return self._changed() | _prefixed(ACTING, acting) | _prefixed(LEARNING, learning)
+
+    def _changed(self) -> dict[str, Tensor]:
+        """Returns the tensors that updates change. An algorithm may make some of them as it is asked."""
+        with self._device_stream.exclusive():
+            acting, learning = self.learner.acting_tensors(), self.learner.learning_tensors()
+        return _prefixed(ACTING, acting) | _prefixed(LEARNING, learning)
 
     def _acting_tensors(self) -> dict[str, Tensor]:
-        tensors = self.learner.acting_tensors()
+        with self._device_stream.exclusive():
+            tensors = self.learner.acting_tensors()
         return tensors if self._moments is None else tensors | self._moments.acting_tensors
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def _results_of(outcome: Outcome, batches: Batches) -> list[tuple[Result, Tensor]]:

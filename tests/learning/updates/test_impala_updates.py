@@ -79,7 +79,8 @@ class World:
                 weight = torch.full((len(held),), len(own) / len(held), device=self.store.device)
                 batches[table] = moved(self.store.batch(table, held, weight), self.device)
             metrics = self.learner.gradients(batches, lambda: None).metrics | self.learner.apply()
-        return (), {name: float(value) for name, value in metrics.items()}
+            # Read here: the default stream, to which we come back, does not wait for this one.
+            return (), {name: float(value) for name, value in metrics.items()}
 
     def by_names(self, keys):
         """An update as the learner makes it where the store lies on its device."""

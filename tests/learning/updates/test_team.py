@@ -14,7 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from apexrl.config.commands import LearnerCommand
+from apexrl.config.flags import default_command
 from apexrl.errors import ApexError, PeerError
+from apexrl.learning.loop import make_updater
 from apexrl.learning.updates import team as teams
 from apexrl.learning.updates.team import RankStanding, Team, checksum
 from apexrl.learning.updates.updater import Updater
@@ -200,3 +203,12 @@ def test_a_checksum_tells_names_values_and_order_apart():
     others = [{"b": one, "a": two}, {"a": one}, {"a": one, "b": two + 1}, {"a": one.view(3, 1) + 1e-7, "b": two}]
     assert len({checksum({"a": one, "b": two}), *map(checksum, others)}) == 5
     assert checksum({teams.OWN_STATE + "x": one}) == checksum({})
+
+
+def test_the_noise_of_updates_is_each_learners_own(spec):
+    noises = []
+    for rank in (0, 1, 1):
+        command = default_command(LearnerCommand)
+        make_updater(command, spec, DeviceStream(torch.device("cpu")), SimpleNamespace(rank=rank, size=2))
+        noises.append(torch.randn(4))
+    assert torch.equal(noises[1], noises[2]) and not torch.equal(noises[0], noises[1])

@@ -204,7 +204,8 @@ def test_making_a_graph_changes_nothing_and_moves_nothing(make_unroll, device, o
     learner = world.updater.learner
     tensors = {**learner.acting_tensors(), **learner.learning_tensors()}
     before = {name: (tensor.data_ptr(), tensor.cpu().clone()) for name, tensor in tensors.items()}
-    inputs = {TABLE: KeyInputs(world.device_stream, world.store, TABLE, SIZE)}
+    with world.device_stream.exclusive():
+        inputs = {TABLE: KeyInputs(world.device_stream, world.store, TABLE, SIZE)}
     UpdateGraph(world.device_stream, inputs, world.updater._work, tensors.values())
     for name, tensor in {**learner.acting_tensors(), **learner.learning_tensors()}.items():
         assert tensor.data_ptr() == before[name][0], name
@@ -307,12 +308,9 @@ def test_what_an_update_reads_is_whole_while_unrolls_arrive(make_unroll, device)
 
     for number in range(RING):
         apply(number)
-    graph = UpdateGraph(
-        device_stream,
-        {TABLE: SlowKeyInputs(device_stream, store, TABLE, SIZE)},
-        Work(shown, None),
-        [],
-    )
+    with device_stream.exclusive():
+        inputs = {TABLE: SlowKeyInputs(device_stream, store, TABLE, SIZE)}
+    graph = UpdateGraph(device_stream, inputs, Work(shown, None), [])
     rng, num_read, num_lost = np.random.default_rng(0), 0, 0
     thread = threading.Thread(target=keep_applying)
     thread.start()
