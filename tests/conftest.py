@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from apexrl.lifecycle import allow_many_files
 from apexrl.types import StreamSpec, Unroll
 from tests.schedule import (  # noqa: F401 - hooks
     pytest_addoption,
@@ -24,11 +25,19 @@ from tests.schedule import (  # noqa: F401 - hooks
 )
 
 torch.set_num_threads(1)
+allow_many_files()  # tests with hundreds of connections have both of their ends
 
 # What is shown must not depend on where the tests run: rich and the display look at these.
 for name in ("CI", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES"):
     os.environ.pop(name, None)
 os.environ["TERM"] = "xterm"
+
+# Nor may what runs depend on a person's own settings, or on the job that the tests are part of.
+OF_JOBS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
+for name in (*OF_JOBS, "APEXRL_VENV", "RAY_ADDRESS"):
+    os.environ.pop(name, None)
+for name in ("no_proxy", "NO_PROXY"):  # of servers on this host
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost", "::1")))
 
 
 # By a part of the reason why a test was skipped: how to get it to run.

@@ -16,9 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from apexrl.control_groups import num_cores
+
 DURATIONS = Path(__file__).with_name("durations.json")
 KEPT_SECONDS = 0.5  # tests that take less are not in the file
 USUAL_SECONDS = 0.02  # one of these
+WORKER_BYTES = 10**9  # of memory that a process has to find free, with what its tests start
 TOGETHER = {
     **dict.fromkeys(("cluster", "cluster_learners", "packer", "units"), "images"),
     **dict.fromkeys(("checkov", "policies", "secrets", "terraform", "terraform_shards"), "plans"),
@@ -73,8 +76,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Returns a process for each core and one more, as tests of real processes often wait; none for a few tests."""
-    return 0 if names_paths(config) else len(os.sched_getaffinity(0)) + 1
+    """Returns a process for each core and one more, as tests of real processes often wait; none for a few tests.
+
+    There are no more than fit into the memory that is free.
+    """
+    if names_paths(config):
+        return 0
+    return max(min(num_cores() + 1, psutil.virtual_memory().available // WORKER_BYTES), 1)
 
 
 class Schedule:

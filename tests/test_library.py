@@ -16,7 +16,7 @@ import apexrl
 from apexrl.config.schedules import Schedule
 from apexrl.errors import ApexError, ConfigError
 from tests.examples import commands_of, python_words
-from tests.system.processes import ROOT, Process, wait_for
+from tests.system.processes import ROOT, Process, is_gone, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -226,13 +226,13 @@ def test_ctrl_c_ends_a_training_with_a_checkpoint(program):
     os.killpg(program.popen.pid, signal.SIGINT)
     assert program.popen.wait(300)
     assert "KeyboardInterrupt" in program.text() and "checkpoint written" in program.text()
-    assert not any(process.is_running() for process in run)
+    assert all(is_gone(process.pid) for process in run)
 
 
 def test_a_training_ends_with_the_program_that_began_it(program, tmp_path):
     run = program.descendants()
     program.kill()
-    wait_for(lambda: not any(process.is_running() for process in run), 60, "the end of the run")
+    wait_for(lambda: all(is_gone(process.pid) for process in run), 60, "the end of the run")
     assert (tmp_path / "run" / "checkpoints" / "latest.safetensors").exists()
 
 

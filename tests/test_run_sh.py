@@ -20,6 +20,18 @@ esac
 """
 
 
+def without_nvidia_smi(directory):
+    """Returns the PATH of this machine, with links to all programs but nvidia-smi for the places that have it."""
+    places = os.environ["PATH"].split(":")
+    for number, place in enumerate(places):
+        if os.path.exists(f"{place}/nvidia-smi"):
+            places[number] = str(directory / f"links-{number}")
+            os.makedirs(places[number], exist_ok=True)
+            for name in set(os.listdir(place)).difference(os.listdir(places[number]), ["nvidia-smi"]):
+                os.symlink(f"{place}/{name}", f"{places[number]}/{name}")
+    return ":".join(places)
+
+
 def run_sh(directory, *words, gpu=False, reachable=True, pip_config=""):
     """Runs the script in a checkout of its own; returns what it calls, without the probes, and what it prints."""
     programs = directory / "programs"
@@ -37,9 +49,7 @@ def run_sh(directory, *words, gpu=False, reachable=True, pip_config=""):
     (directory / ".venv/bin/python").write_text(STAND_IN)
     (directory / ".venv/bin/python").chmod(0o755)
     (directory / "calls").unlink(missing_ok=True)
-    # Of this machine's programs, all but its nvidia-smi.
-    places = [place for place in os.environ["PATH"].split(":") if not os.path.exists(f"{place}/nvidia-smi")]
-    environment = {**os.environ, "PATH": ":".join([str(programs), *places])}
+    environment = {**os.environ, "PATH": f"{programs}:{without_nvidia_smi(directory)}"}
     done = subprocess.run(
         ["bash", directory / "run.sh", *words], env=environment, capture_output=True, text=True, timeout=60, check=True
     )

@@ -6,11 +6,10 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from tests.schedule import longest_first
-from tests.system.processes import ROOT, wait_for
+from tests.system.processes import ROOT, is_gone, wait_for
 
 INI = "[pytest]\naddopts = -q --numprocesses auto --no-loadscope-reorder\ntestpaths = inner\n"
 CONFTEST = "from tests.schedule import *\n"
@@ -75,11 +74,11 @@ def test_long_tests_are_left_out_and_counted_unless_they_are_asked_for(run, word
 def test_ctrl_c_ends_a_run_and_all_that_it_started(run, tmp_path, words):
     path = tmp_path / "child"
     process = run(STUBBORN.format(path=str(path)), *words)
-    child = psutil.Process(int(wait_for(lambda: path.exists() and path.read_text(), 60, "the test's child")))
+    child = int(wait_for(lambda: path.exists() and path.read_text(), 60, "the test's child"))
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == pytest.ExitCode.INTERRUPTED
     process.stdout.close()
-    wait_for(lambda: not child.is_running(), 60, "the end of the test's child")
+    wait_for(lambda: is_gone(child), 60, "the end of the test's child")
 
 
 def test_the_longest_group_is_begun_first_and_stays_together():

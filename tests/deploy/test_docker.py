@@ -80,6 +80,7 @@ def test_every_command_of_the_documentation_that_opens_a_port_to_other_hosts_has
     assert flags.endswith('--keys "$keys")')
 
 
+@pytest.mark.long("clusters of machines")
 def test_the_image_is_built():
     if not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
         pytest.skip("docker is not installed, or its daemon does not run")

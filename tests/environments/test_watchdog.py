@@ -25,7 +25,7 @@ from apexrl.environments.vector import make_environment, take_step
 from apexrl.lifecycle import run_role
 
 def main(stop):
-    config = EnvConfig("tests.environments.odd_envs:Given-v0", env_kwargs='{"hangs": true}', step_deadline_seconds=0.5)
+    config = EnvConfig("tests.environments.odd_envs:Given-v0", env_kwargs='{"hangs": true}', step_deadline_seconds=3.0)
     envs = make_environment(config, 2)
     envs.reset(seed=0)
     print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)

@@ -10,7 +10,7 @@ from apexrl.net.log_client import LogBatch, LogClient
 from apexrl.net.replay_client import ReplayClient
 from apexrl.unroll import UnrollCodec
 
-DEADLINE_SECONDS = 100.0  # ends only what hangs
+DEADLINE_SECONDS = 1000.0  # ends only what hangs
 
 
 def act_until(stopped, server, spec, header, make_unroll):

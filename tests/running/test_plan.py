@@ -30,7 +30,7 @@ def four_gpus(monkeypatch):
     def context(*_):
         pytest.fail("the launcher makes a context on a GPU")
 
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    monkeypatch.setattr("apexrl.running.machine.num_cores", lambda: 16)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("_lazy_init", "set_device", "mem_get_info"):
         monkeypatch.setattr(torch.cuda, name, context)

@@ -169,7 +169,7 @@ def test_a_child_that_works_on_gets_its_time(supervise, tmp_path):
     )
     supervisor = supervise(role=work + SLEEP)
     wait_for(lambda: "ready" in said(tmp_path, "role"), 100, "the child")
-    supervisor.stop(["role"], 1.0, 600.0)
+    supervisor.stop(["role"], 30.0, 600.0)
     assert (tmp_path / "done").exists() and supervisor.children["role"].status == 0
 
 

@@ -58,7 +58,8 @@ class Process:
         words = [str(word) for word in arguments]
         if is_copy is None:
             is_copy = words[:2] == LAUNCHER or words[0].endswith(("actor.py", "learner.py"))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+        # What these tests expect is of a CPU: a GPU of this machine is hidden from them.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **(environment or {})}
         with log.open("ab") as file:
             if is_copy and output is None:
                 self.popen = zygote().start(words, ROOT, environment, file.fileno())

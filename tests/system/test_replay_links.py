@@ -54,34 +54,28 @@ def namespaces():
     """The names of two network namespaces with a link between them, for the server and for its clients."""
     server, clients = f"apx{os.getpid()}s", f"apx{os.getpid()}c"
     try:
-        ip("netns", "add", server)
+        link(server, clients)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        remove(server, clients)
         pytest.skip(f"network namespaces are not permitted here: {getattr(error, 'stderr', error)}")
-    try:
-        ip("netns", "add", clients)
-        ip(
-            "link",
-            "add",
-            f"{server}v",
-            "netns",
-            server,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            f"{clients}v",
-            "netns",
-            clients,
-        )
-        for name, address in ((server, SERVER_ADDRESS), (clients, CLIENT_ADDRESS)):
-            ip("-n", name, "address", "add", f"{address}/24", "dev", f"{name}v")
-            for device in ("lo", f"{name}v"):
-                ip("-n", name, "link", "set", device, "up")
-        yield server, clients
-    finally:
-        for name in (server, clients):
-            with contextlib.suppress(subprocess.CalledProcessError):
-                ip("netns", "delete", name)
+    yield server, clients
+    remove(server, clients)
+
+
+def remove(*names: str) -> None:
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
+            ip("netns", "delete", name)
+
+
+def link(server: str, clients: str) -> None:
+    ip("netns", "add", server)
+    ip("netns", "add", clients)
+    ip("link", "add", f"{server}v", "netns", server, "type", "veth", "peer", "name", f"{clients}v", "netns", clients)
+    for name, address in ((server, SERVER_ADDRESS), (clients, CLIENT_ADDRESS)):
+        ip("-n", name, "address", "add", f"{address}/24", "dev", f"{name}v")
+        for device in ("lo", f"{name}v"):
+            ip("-n", name, "link", "set", device, "up")
 
 
 def ip(*arguments: str) -> None:

@@ -18,6 +18,7 @@ from apexrl.runs import read_evaluations
 from tests.system.processes import (
     ROOT,
     Process,
+    is_gone,
     launch,
     play_on,
     read_json,
@@ -110,7 +111,7 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
         children = run.descendants()
         run.signal(signal.SIGINT)
         assert run.popen.wait(300) == 0
-        assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        assert all(is_gone(child.pid) for child in children)
     summary = read_json(directory / "summary.json")
     assert summary["roles_restarted"] == 4 and summary["evaluation_episodes"] >= 10
     if "Catch" in str(flags):  # the others need pygame to be drawn
@@ -136,7 +137,7 @@ def test_roles_end_when_their_launcher_is_killed(tmp_path, free_ports):
         children = run.descendants()
         assert len(children) >= 5
         run.kill()
-        wait_for(lambda: not [p for p in children if p.is_running()], 300, "the end of all roles")
+        wait_for(lambda: all(is_gone(child.pid) for child in children), 300, "the end of all roles")
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
         (("--capacity", "900000000"), "the largest that does is --capacity"),
         (("--capacity", "1000"), "--min-size-to-sample 15000 is more than --capacity 1000"),
         (("--optimizer", "sgdd", "--env", "CartPole-v1"), "adam"),
-        (("--device", "cuda:7"), "device 'cuda:7' cannot be used"),
+        (("--device", "cuda:99"), "device 'cuda:99' cannot be used"),
         (("--learning-rate", "-1"), "--learning-rate -1.0 makes no sense"),
         (("--actor-port", "6006", "--batch-port", "6006"), "each has to be another one"),
         (
@@ -307,11 +308,11 @@ def test_an_error_that_comes_again_ends_the_run_and_is_said(tmp_path, free_ports
 
 
 def test_a_worker_that_cannot_work_ends_the_actors(tmp_path):
-    flags = ["--env", "Catch-v0", "--num-workers", "2", "--device", "cuda:7", "--preset", "small"]
+    flags = ["--env", "Catch-v0", "--num-workers", "2", "--device", "cuda:99", "--preset", "small"]
     with Process([ROOT / "actor.py", *flags], tmp_path / "actor.txt") as actors:
         assert actors.popen.wait(300) == PERMANENT_STATUS
         last = actors.text().splitlines()[-1]
-        assert "ended with status 2: device 'cuda:7' cannot be used" in last
+        assert "ended with status 2: device 'cuda:99' cannot be used" in last
 
 
 def test_a_smoke_run_that_has_not_done_everything_fails(tmp_path, free_ports):

@@ -18,7 +18,7 @@ from apexrl.running.run_directory import SUMMARY_FILE, lock_run
 from apexrl.tools import sweep as module
 from apexrl.tools.sweep import RECORD_FILE, Sweep, main
 from apexrl.tools.sweep_plan import SweepFile, runs_of
-from tests.system.processes import Process, read_json, wait_for
+from tests.system.processes import Process, is_gone, read_json, wait_for
 from tests.tools.run_directories import write_run
 
 PORTS = ("actor-port", "batch-port", "parameter-port", "metrics-port")
@@ -242,7 +242,7 @@ def test_real_runs_go_on_after_a_kill_and_after_ctrl_c_and_are_compared(tmp_path
             descendants = again.descendants()
             again.signal(signal.SIGINT)
             assert again.popen.wait(600) == 1, again.text()
-            assert not [role for role in descendants if role.is_running()]
+            assert all(is_gone(role.pid) for role in descendants)
     assert "stopped: the same command goes on" in again.text()
     assert "good-seed0: complete" in again.text() and "good-seed1: complete" not in again.text()
     first = (directory / "good-seed0.log").read_text()

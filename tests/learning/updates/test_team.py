@@ -86,7 +86,7 @@ def test_a_team_with_parts_of_each_batch_makes_the_updates_of_one_learner(learne
 def outcomes(size, port, code):
     """The exit statuses and the errors of a team's processes, each of which runs the code with its `team`."""
     team = start(size, port, "-c", RANK.format(textwrap.indent(code.strip(), "    ")))
-    said = [process.communicate(timeout=120)[1] for process in team]
+    said = [process.communicate(timeout=600)[1] for process in team]
     return [process.returncode for process in team], said
 
 
