@@ -55,6 +55,8 @@ COMPARISONS = {  # the rows of charts, by the names of their files
     "games-breakout": [Row("", ("frames",), {
         "games-breakout-ape-x": "Ape-X, one rate", "games-breakout-falling": "Ape-X, a rate that falls over 16 M",
         "games-breakout-impact": "IMPACT, a rate that falls over 12 M"})],
+    "games-breakout-gpu": [Row("", ("minutes", "frames"), {
+        "games-breakout-gpu": "Ape-X", "games-breakout-gpu-impact": "IMPACT"})],
     "robots-half-cheetah-impact": [Row("", ("minutes", "frames"), {
         "robots-half-cheetah-impact": "IMPACT", "robots-half-cheetah-sb3-ppo": "SB3 PPO"})],
 }  # fmt: skip

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from apexrl.control_groups import num_cores
+from apexrl.memory import free_memory_bytes
 
 DURATIONS = Path(__file__).with_name("durations.json")
 KEPT_SECONDS = 0.5  # tests that take less are not in the file
@@ -82,7 +83,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """
     if names_paths(config):
         return 0
-    return max(min(num_cores() + 1, psutil.virtual_memory().available // WORKER_BYTES), 1)
+    return max(min(num_cores() + 1, free_memory_bytes() // WORKER_BYTES), 1)
 
 
 class Schedule:

@@ -69,7 +69,7 @@ GPU: Preset = {
     "learning": {**TWO_CORES["learning"], "publish_period_seconds": 0.1, "prefetch_batches": 16},
     "acting": {**TWO_CORES["acting"], "environments_per_worker": 32},
 }
-"""For games of Atari on a machine with a GPU: larger batches of twenty times the frames, see docs/log/gpu.md."""
+"""For games of Atari on a machine with a GPU: larger batches, for twenty times the frames a second: docs/log/gpu.md."""
 
 SMALL: Preset = {
     **impala_config.SMALL,

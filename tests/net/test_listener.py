@@ -23,7 +23,7 @@ from apexrl.unroll import UnrollCodec
 from tests.few_files import no_files_left
 from tests.net.peers import TABLE
 from tests.net.zmtp import begin_frame, connected, greeted, is_ended
-from tests.system.processes import wait_for
+from tests.system.processes import ROOT, wait_for
 
 PORTS = ("actors", "learners", "parameters", "metrics")
 FEW_FILES = """
@@ -139,8 +139,8 @@ def test_the_bound_follows_from_frames_and_file_descriptors():
     with no_files_left():
         assert most_connections(1000) == 1
     # A process of its own has no descriptors of the tests before.
-    ended = subprocess.run([sys.executable, "-c", FEW_FILES, str(RESERVED_FILES + 100)], capture_output=True, text=True,
-                           timeout=60, check=True)  # fmt: skip
+    ended = subprocess.run([sys.executable, "-c", FEW_FILES, str(RESERVED_FILES + 100)], cwd=ROOT, text=True,
+                           capture_output=True, timeout=300, check=True)  # fmt: skip
     assert f"{ended.stdout.strip()} takes 50 connections at most" in ended.stderr and "ulimit -Hn" in ended.stderr
 
 

@@ -149,16 +149,16 @@ def test_what_was_held_back_is_sent_when_it_is_allowed(by_hand, spec, header, co
     by_hand.say(wire.Stranger())
     hear(by_hand, client, wire.Hello)
     by_hand.say(wire.Welcome((0, 1), 2, 1, 1, "journal"))
+
+    def come():
+        client.poll()
+        sent.extend(m.sequence for m in by_hand.heard() if isinstance(m, wire.Insert))
+        return len(sent) >= len(expected)
+
     for allowed, expected in ((1, []), (2, [1]), (6, [2])):
         by_hand.say(wire.Acknowledge(1, allowed, 2, ""))
         sent = []
-
-        def come(sent=sent):
-            client.poll()
-            sent.extend(m.sequence for m in by_hand.heard() if isinstance(m, wire.Insert))
-            return len(sent)
-
-        wait_for(lambda come=come, expected=expected: come() >= len(expected), 10, "what is allowed")
+        wait_for(come, 10, "what is allowed")
         come()
         assert sent == expected
     client.close()

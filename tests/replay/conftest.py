@@ -19,7 +19,10 @@ def journal_of_files(spec, tmp_path):
 
 @pytest.fixture(autouse=True)
 def as_if_the_process_had_ended(tmp_path):
-    """Closes what a test left open: its servers crash, and the system closes the files of those that do."""
+    """Closes what a test left open: its servers crash, and the system closes the files of those that do.
+
+    Journals have bare descriptors. Nothing may be left that closes its own once more.
+    """
     yield
     for descriptor in os.listdir("/proc/self/fd"):
         try:
