@@ -39,7 +39,7 @@ from apexrl.networks.parameters import Parameters
 from apexrl.types import EnvironmentSpec, Unroll
 from benchmarks.learner_work import PONG, draws_from, extras_of
 
-RING, GPU_RING = 256, 4096  # unrolls in a store; the latter are 2.1 GB of screens, far more than a GPU's cache
+RING, GPU_RING = 256, 4096  # unrolls in a store; the latter are 2.1 GB of Ape-X's screens, far more than a GPU's cache
 GATHERS = 20
 SMOKE_UPDATES, PROFILED_UPDATES, TIMED_UPDATES = 10, 30, 200
 GRAPH_NODES = 200
