@@ -61,6 +61,7 @@ class Evaluator:
             ForeignEnvironment(command.env, 1, render=i == 0, first_copy=first_copy + i, **options)
             for i in range(num_envs)
         ]
+        self._own_key = (2,) if command.evaluation.checkpoint else ()  # no games that chose a run's best network
         self._best: float | None = None  # the greatest mean so far
         self._played = 0  # evaluations
         self._family = family_of(command.agent)
@@ -84,7 +85,7 @@ class Evaluator:
         started = time.monotonic()
         version, agent = parameters.header.params_version, self._actor(parameters)
         recorder = self._recorder(version) if is_filmed else None
-        games = self._play(agent, (version,), recorder, report, stop)
+        games = self._play(agent, (version, *self._own_key), recorder, report, stop)
         film = self._finished(recorder) if recorder else {}
         if games is not None and self._may_be_best(games, version):
             count = len(games.returns)

@@ -64,7 +64,7 @@ class QuantileLearning(ApexLearning):
         targets = n_step_targets(rewards, discounts, next_returns, rescaling=self.algorithm.value_rescaling)
         q = returns.mean(dim=2)
         errors = targets.mean(dim=1) - q.gather(1, batch.action.unsqueeze(1)).squeeze(1)
-        if returns.shape[2] == 1:
+        if not self.network.quantiles:
             losses = huber(errors)
             gradient = huber_gradient(q, batch.action, errors, batch.weight).unsqueeze(2)
         else:

@@ -258,11 +258,15 @@ def actor_command(command: RunCommand) -> ActorCommand:
 
 
 def learner_command(command: RunCommand) -> LearnerCommand:
-    """Returns the learner's part of a run."""
-    return LearnerCommand(
+    """Returns the learner's part of a run, an `OfflineCommand` where that has no actors."""
+    learner = LearnerCommand(
         **_shared(command), wires=command.wires, algorithm=command.algorithm, update=command.update,
         network=command.network, learning=command.learning, run_dir=command.run_dir,
     )  # fmt: skip
+    if command.has_actors:
+        return learner
+    others = {"from_journal": command.from_journal, "guest": bool(command.guest)}
+    return OfflineCommand(**vars(learner), replay=command.replay, **others)
 
 
 def replay_command(command: RunCommand) -> ReplayCommand:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from apexrl.config.commands import LearnerCommand
+from apexrl.config.commands import LearnerCommand, OfflineCommand
 from apexrl.config.schedules import Schedule, schedules_of, share_of_endless
 from apexrl.config.sections import LearningConfig
 from apexrl.networks.headers import Progress
@@ -106,7 +106,9 @@ class Courses:
     def __init__(self, command: LearnerCommand, now: float = 0.0):
         """Begins at the first frame, as each `Course` does."""
         ends = command.learning.total_frames, command.ends_at, now, command.learning.total_updates
-        self._courses = {name: Course(schedule, *ends) for name, schedule in schedules_of(command.update).items()}
+        from_journal = isinstance(command, OfflineCommand) and bool(command.from_journal)
+        ways = schedules_of(command.update, stands=from_journal and not (ends[0] or ends[1] or ends[3]))
+        self._courses = {name: Course(schedule, *ends) for name, schedule in ways.items()}
 
     def begin(self, frames: int, before: Mapping[str, Progress], updates: int = 0, seconds: float = 0.0) -> None:
         """Goes on where a checkpoint was, at so many frames, updates and seconds of the run."""

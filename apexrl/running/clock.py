@@ -15,15 +15,21 @@ class Clock:
     It goes by the time of day, as the learner does, which knows when the run ends.
     """
 
-    def __init__(self, command: RunCommand, clock: Callable[[], float] = time.time):
+    def __init__(self, command: RunCommand, clock: Callable[[], float] = time.time, began_at: float | None = None):
+        """Begins now, or when the run began, in seconds since 1970."""
         self._max_seconds = command.max_seconds
         self._is_smoke = command.smoke
-        self._clock, self._started = clock, clock()
+        self._clock, self.began_at = clock, clock() if began_at is None else began_at
         self._first_frame: float | None = None
 
     def elapsed(self) -> float:
         """Returns the seconds since the start."""
-        return self._clock() - self._started
+        return self._clock() - self.began_at
+
+    @property
+    def ends_at(self) -> float:
+        """When the run ends by its time, in seconds since 1970; 0 where it does not."""
+        return self.began_at + self._max_seconds if self._max_seconds and not self._is_smoke else 0.0
 
     def is_over(self, counters: Counters) -> bool:
         """True when the run's time is up; for a smoke run, see the module."""

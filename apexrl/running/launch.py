@@ -6,7 +6,6 @@ import logging
 import os
 import shlex
 import sys
-import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import msgspec
 from rich.console import Console
 
 from apexrl.children import role_script
-from apexrl.config.commands import Command, OfflineCommand, RunCommand
+from apexrl.config.commands import Command, RunCommand
 from apexrl.config.fields import with_values
 from apexrl.config.flags import actor_command, learner_command, replay_command, to_flags
 from apexrl.config.words import sister
@@ -74,23 +73,24 @@ def main() -> int:
         return exit_status(error)
 
 
-def roles_of(command: RunCommand, stream: StreamSpec | None = None) -> dict[str, tuple[str, Command]]:
-    """Returns the script or module, and the command of each role of a run; the replay is told the run's stream."""
+def roles_of(
+    command: RunCommand, stream: StreamSpec | None = None, ends_at: float = 0.0
+) -> dict[str, tuple[str, Command]]:
+    """Returns the script or module, and the command of each role of a run.
+
+    Args:
+      stream: the run's, for its replay.
+      ends_at: when the run's time is over, for its learner; 0: never.
+    """
     directory, evaluation = Path(command.run_dir), command.evaluation
     if not evaluation.record_dir:
         evaluation = dataclasses.replace(evaluation, record_dir=str(directory / "videos"))
     if command.reproducible:
         return {"lockstep": ("apexrl.lockstep", dataclasses.replace(command, evaluation=evaluation))}
-    actors, learner = actor_command(command), learner_command(command)
-    if command.max_seconds and not command.smoke:  # whose time begins with its first frame
-        learner = dataclasses.replace(learner, ends_at=time.time() + command.max_seconds)
+    actors, learner = actor_command(command), dataclasses.replace(learner_command(command), ends_at=ends_at)
     if not command.evaluator:
         learner = with_values(learner, {"final_evaluation_seconds": 0.0})
     if not command.has_actors:
-        learner = OfflineCommand(
-            **vars(learner), replay=command.replay, from_journal=command.from_journal,
-            guest=bool(command.guest),
-        )  # fmt: skip
         roles: dict[str, tuple[str, Command]] = {"learner": ("learner.py", learner)}
     else:
         roles = dict(replays_of(command, stream))
@@ -238,7 +238,7 @@ class Run:
         """Starts all roles."""
         self._logs.mkdir(parents=True, exist_ok=True)
         start_callbacks(self._supervisor, self._command)  # first: they miss no evaluation
-        for name, (script, config) in roles_of(self._command, self._stream).items():
+        for name, (script, config) in roles_of(self._command, self._stream, self._clock.ends_at).items():
             start_role(self._supervisor, self._command, name, script, config)
         start_observers(self._supervisor, self._command)
 

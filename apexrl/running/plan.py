@@ -326,8 +326,9 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         sampling = "; ".join(_described(name, table) for name, table in tables.items())
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
     network = chosen_fields(command.network)
-    max_seconds = 0.0 if command.reproducible else command.max_seconds
-    ways = schedules_of(update)
+    max_seconds = 0.0 if command.reproducible or command.smoke else command.max_seconds
+    has_end = command.learning.total_frames or command.learning.total_updates or max_seconds
+    ways = schedules_of(update, stands=bool(command.from_journal) and not has_end)
     optimizer = f"{update.optimizer} {ways.pop('learning_rate').describe(command.learning, max_seconds)}"
     changing = [f"{name.replace('_', ' ')} {way.describe(command.learning, max_seconds)}"
                 for name, way in ways.items() if not way.is_constant]  # fmt: skip

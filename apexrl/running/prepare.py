@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from apexrl.learning.goal import RATE, Courses
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import identity_of
+from apexrl.running.clock import Clock
 from apexrl.running.display import table_of
 from apexrl.running.plan import Plan, describe, make_plan
 from apexrl.running.ports import from_base, with_free_ports
@@ -131,9 +131,9 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
     if going_on is not None:
         frames = going_on.transitions_inserted * plan.spec.frames_per_step
         path = latest_path(Path(plan.command.run_dir))
-        now, max_seconds = time.time(), plan.command.max_seconds
-        ends_at = now + max_seconds if max_seconds else 0.0
-        courses = Courses(dataclasses.replace(learner_command(plan.command), ends_at=ends_at), now)
+        clock = Clock(plan.command)
+        now = clock.began_at
+        courses = Courses(dataclasses.replace(learner_command(plan.command), ends_at=clock.ends_at), now)
         courses.begin(frames, going_on.known_progress, going_on.updates, going_on.seconds)
         late = courses.late(now, going_on.updates)
         rate = f", learning rate {courses.advance(frames, late)[RATE]:g}" if going_on.known_progress else ""

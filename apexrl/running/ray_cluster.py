@@ -208,17 +208,16 @@ class Driver:
 
     def _follow(self, plan: Plan, place: Any, stop: Stop) -> list[Report]:
         """Returns the last reports of the groups, when the run is to end."""
-        command = plan.command
+        command, clock = plan.command, Clock(plan.command)
         self._start(REGISTRY, Registry, num_cpus=0, resources={HEAD: 0.001})  # without a head there is no run
         specs = place.bundle_specs
         for number, name in enumerate((REPLAY, LEARNER)):
             needs = {"num_cpus": specs[number]["CPU"], "num_gpus": specs[number].get("GPU", 0)}
-            given = name, command, 1, plan.spec
+            given = name, command, 1, plan.spec, clock.began_at
             self._start(name, Group, *given, **needs, scheduling_strategy=in_place(place, number))
         self._wait(self._groups[REGISTRY].ask.remote(False), stop, "the registry")
         self._heard = time.monotonic()
         threading.Thread(target=self._watch_cluster, name="cluster", daemon=True).start()
-        clock = Clock(command)
         while True:
             self._spread(command, place)
             reports = self._ask(False)

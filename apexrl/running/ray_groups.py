@@ -149,6 +149,7 @@ class Group:
         command: RunCommand,
         num_workers: int = 1,
         stream: StreamSpec | None = None,
+        began_at: float | None = None,
     ):
         """Begins at once; Ray calls nothing else after a restart.
 
@@ -158,6 +159,7 @@ class Group:
           name: replay, learner, or a name that begins with actors.
           num_workers: actor processes of this group.
           stream: the run's, for its replay.
+          began_at: when the driver began to count the run's time, for its learner, which may start again later.
         """
         os.environ["OMP_NUM_THREADS"] = "1"  # Ray would give each process all CPUs of the group
         self._run, self._name, self._command, self._patience_seconds = run, name, command, patience_seconds
@@ -173,7 +175,7 @@ class Group:
         self._registry: Any = None
         self._heard = time.monotonic()
         self._checkpointed = checkpoint_time(self._directory)
-        self._clock = Clock(command)
+        self._clock = Clock(command, began_at=began_at)
         self._gauges: dict[str, Gauge] = {}
         self._status_due = 0.0
         log_to(form="%(asctime)s %(message)s")
@@ -276,7 +278,7 @@ class Group:
         command = dataclasses.replace(self._command, wires=wires, acting=self._acting)
         if self._directory.exists():
             (self._directory / "logs").mkdir(exist_ok=True)
-        for name, (script, config) in self._own(roles_of(command, self._stream)).items():
+        for name, (script, config) in self._own(roles_of(command, self._stream, self._clock.ends_at)).items():
             start_role(self._supervisor, command, name, script, config)
         if self._name == LEARNER:
             start_observers(self._supervisor, command)

@@ -53,7 +53,9 @@ def test_neighbouring_seeds_and_updates_play_other_games():
     gymnasium.register("Seeded-v0", Seeded)
     played = {}
     for seed in (0, 1, 2, 9, 10, 2**31, 2**63 - 1):
-        evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Seeded-v0", "--seed", str(seed)]))
+        flags = ["--env", "Seeded-v0", "--seed", str(seed)]
+        evaluator = evaluation.Evaluator(parse(ActorCommand, flags))
+        watching = evaluation.Evaluator(parse(ActorCommand, [*flags, "--checkpoint", "best.safetensors"]))
         parameters = parameters_of(make_updater(evaluator.spec), evaluator.spec)
         for version in (0, 1, 2, 1000):
             header = msgspec.structs.replace(parameters.header, params_version=version)
@@ -63,7 +65,11 @@ def test_neighbouring_seeds_and_updates_play_other_games():
                 played[seed, version, repetition] = set(Seeded.seeds[:10])
                 if version:  # an equal one may be the best, and as many other games say so
                     played[seed, version, repetition, "again"] = set(Seeded.seeds[10:])
+                Seeded.seeds.clear()
+                assert evaluate(watching, parameters._replace(header=header))
+                played[seed, version, repetition, "watched"] = set(Seeded.seeds)
         evaluator.close()
+        watching.close()
     first = {key: seeds for key, seeds in played.items() if not key[2]}
     assert all(len(seeds) == 10 and seeds == played[*key[:2], 1, *key[3:]] for key, seeds in first.items())
     assert len(set().union(*first.values())) == 10 * len(first)

@@ -13,6 +13,7 @@ from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.updates.updater import Updater
 from apexrl.losses.quantiles import quantile_huber
+from apexrl.losses.value_learning import inverse_rescale, rescale
 from apexrl.networks.config import DuelingConfig
 from tests.devices import CPU
 from tests.fake_graph import FakeDeviceStream
@@ -22,16 +23,16 @@ from tests.lockstep import ALGORITHM, TABLE, results
 
 N, ALPHA = 6, 0.9
 UPDATE = ApexUpdate(SIZE, "adam", 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=40.0, target_period_updates=7)
-KINDS = [(N, 0.0), (0, ALPHA), (N, ALPHA)]
-IDS = ["quantiles", "munchausen", "both"]
+KINDS = [(N, 0.0), (1, 0.0), (0, ALPHA), (N, ALPHA)]
+IDS = ["quantiles", "one quantile", "munchausen", "both"]
 
 
-def world_of(make_unroll, spec, quantiles, munchausen, device_stream=None):
+def world_of(make_unroll, spec, quantiles, munchausen, device_stream=None, algorithm=ALGORITHM):
     world = World(make_unroll, spec, CPU, device_stream=device_stream)
     torch.manual_seed(7)
     network = DuelingConfig((4, 4, 4), 16, quantiles=quantiles)
     update = dataclasses.replace(UPDATE, munchausen=munchausen)
-    learner = apex_heirs.make_learner(ALGORITHM, network, update, spec, CPU)
+    learner = apex_heirs.make_learner(algorithm, network, update, spec, CPU)
     with torch.no_grad():
         for tensor in learner.target.parameters():
             tensor.add_(0.1 * torch.randn_like(tensor))
@@ -39,7 +40,7 @@ def world_of(make_unroll, spec, quantiles, munchausen, device_stream=None):
     return world
 
 
-def by_definition(learner, batch, quantiles, munchausen):
+def by_definition(learner, batch, quantiles, munchausen, is_rescaled=False):
     """Losses and errors [B] once more, as the papers have them, without closed forms."""
     online, target = learner.online["q"], learner.target["q"]
 
@@ -57,7 +58,9 @@ def by_definition(learner, batch, quantiles, munchausen):
         reward = reward + munchausen * (0.03 * log_policy).clamp(-1, 0)
     else:
         value = after[rows, online(batch.next_observation).argmax(dim=1)]
+    value = inverse_rescale(value) if is_rescaled else value
     targets = (reward.unsqueeze(1) + batch.discount.unsqueeze(1) * value).detach()
+    targets = rescale(targets) if is_rescaled else targets
     taken = returns(online, batch.observation)[rows, batch.action]
     errors = (targets.mean(dim=1) - taken.mean(dim=1)).detach().abs()
     if quantiles:
@@ -65,11 +68,16 @@ def by_definition(learner, batch, quantiles, munchausen):
     return torch.nn.functional.huber_loss(taken, targets, reduction="none").squeeze(1), errors
 
 
-@pytest.mark.parametrize(("quantiles", "munchausen"), KINDS, ids=IDS)
-def test_gradients_and_priorities_are_those_of_the_papers(make_unroll, quantiles, munchausen):
-    world = world_of(make_unroll, VECTORS, quantiles, munchausen)
+@pytest.mark.parametrize(
+    ("quantiles", "munchausen", "is_rescaled"),
+    [*((*kind, False) for kind in KINDS), (N, 0.0, True)],
+    ids=[*IDS, "rescaled quantiles"],
+)
+def test_gradients_and_priorities_are_those_of_the_papers(make_unroll, quantiles, munchausen, is_rescaled):
+    algorithm = dataclasses.replace(ALGORITHM, value_rescaling=is_rescaled)
+    world = world_of(make_unroll, VECTORS, quantiles, munchausen, algorithm=algorithm)
     learner, batches = world.updater.learner, {TABLE: world.store.gather(TABLE, *world.sample()).batch}
-    losses, errors = by_definition(learner, batches[TABLE], quantiles, munchausen)
+    losses, errors = by_definition(learner, batches[TABLE], quantiles, munchausen, is_rescaled)
     expected = torch.autograd.grad((batches[TABLE].weight * losses).sum(), learner.online.parameters())
     outcome = learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))
     for parameter, gradient in zip(learner.online.parameters(), expected, strict=True):

@@ -15,7 +15,14 @@ from apexrl.agents.families import family_of, implementation
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
-from apexrl.networks.config import ActorCriticConfig, DeterministicConfig, DuelingConfig, GaussianConfig, to_text
+from apexrl.networks.config import (
+    ActorCriticConfig,
+    DeterministicConfig,
+    DuelingConfig,
+    GaussianConfig,
+    NormalizedConfig,
+    to_text,
+)
 from apexrl.networks.export import graph_of
 from apexrl.networks.headers import CheckpointHeader, Counters
 from apexrl.networks.policy import Policy
@@ -101,6 +108,8 @@ def check_notes(said, session, environment, lstm):
         ("sac", ARMS, GaussianConfig(hidden_size=16), False),
         ("apex-dqn", MASKED, DuelingConfig((4, 4, 4), 16, quantiles=3), False),
         ("impala", MASKED, ActorCriticConfig("shallow", (4, 4, 4), 16), True),
+        ("pqn", SCREENS, NormalizedConfig((4, 4, 4), 16), False),
+        ("pqn", VECTORS, NormalizedConfig((4, 4, 4), 16), False),
     ],
     ids=[
         "apex-dqn",
@@ -113,6 +122,8 @@ def check_notes(said, session, environment, lstm):
         "sac",
         "apex-dqn-masked",
         "impala-masked",
+        "pqn",
+        "pqn-normalized",
     ],
 )
 def test_a_graph_gives_what_the_policy_gives(tmp_path, monkeypatch, checkpoint, agent, environment, network, lstm):

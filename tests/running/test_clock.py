@@ -8,6 +8,7 @@ from apexrl.config.commands import RunCommand
 from apexrl.config.flags import default_command
 from apexrl.networks.headers import Counters
 from apexrl.running.clock import SMOKE_DEADLINE_SECONDS, Clock, what_is_missing
+from apexrl.running.launch import roles_of
 from apexrl.types import LogPosition
 
 SOME = Counters(logs=(LogPosition(transitions=10),))
@@ -42,6 +43,14 @@ def test_a_run_ends_after_its_seconds(time):
     assert not ten.is_over(Counters())
     time.now += 1.0
     assert ten.is_over(Counters()) and ten.elapsed() == 10.0
+
+
+def test_a_run_that_began_elsewhere_ends_when_its_time_is_over_there(time):
+    ten = Clock(run_command(max_seconds=10.0), time, began_at=time.now - 4)
+    assert (ten.elapsed(), ten.ends_at) == (4.0, time.now + 6)
+    assert Clock(run_command(), time).ends_at == Clock(run_command(max_seconds=60.0, smoke=True), time).ends_at == 0
+    learner = roles_of(run_command(max_seconds=10.0, run_dir="x"), ends_at=ten.ends_at)["learner"][1]
+    assert learner.ends_at == ten.ends_at
 
 
 def test_the_time_of_a_smoke_run_counts_from_its_first_frame(time):

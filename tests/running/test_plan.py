@@ -10,6 +10,7 @@ from apexrl.config.flags import Asked, default_command, parse, to_flags, with_pr
 from apexrl.config.sections import EnvConfig, ReplayConfig
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
+from apexrl.learning.goal import Courses
 from apexrl.replay.journal import Journal, identity_of, new_identity
 from apexrl.running.launch import roles_of
 from apexrl.running.plan import SMOKE, describe, make_plan
@@ -362,6 +363,20 @@ def test_a_learner_of_a_journal_has_only_an_evaluator_beside_it(journal):
     rows = dict(describe(made))
     assert rows["sampling"] == "without actors, nobody waits" and rows["journal"].startswith(str(journal))
     assert offline(journal, "--capacity", "5000").command.replay.capacity == 5000
+
+
+def test_a_rate_stays_where_nothing_moves_it(journal):
+    """A journal's frames are all there from the start."""
+    for ends, words in (((), "0.001"), (("--total-updates", "9"), "0.001 falling linearly to 0 over 9 updates")):
+        made = offline(journal, "--learning-rate", "1e-3:0", *ends)
+        assert dict(describe(made))["update"].endswith(f"adam {words}")
+        courses = Courses(roles_of(made.command)["learner"][1])
+        numbers = [courses.advance(14_000, courses.late(0.0, updates))["learning_rate"] for updates in (0, 9)]
+        assert numbers == [1e-3, 0.0 if ends else 1e-3]
+
+
+def test_a_smoke_runs_rate_is_told_as_it_is():
+    assert dict(describe(plan("--smoke", "--learning-rate", "1e-3:0")))["update"].endswith("half of the way over 16,000,000 frames")
 
 
 def test_a_journal_of_the_same_environment_with_other_settings_is_refused(journal):
