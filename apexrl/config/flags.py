@@ -61,7 +61,9 @@ def with_preset(command: C, preset: str) -> C:
     """
     presets = family_of(command.agent).presets
     if preset not in (known := dict.fromkeys([*typing.get_args(PresetName), *presets])):
-        raise ConfigError(f"--preset {preset}: --agent {command.agent} has {', '.join(known)}")
+        others = [agent for agent, family in FAMILIES.items() if preset in family.presets]
+        hint = f"; {preset} is one of --agent {' or '.join(others)}" if others else ""
+        raise ConfigError(f"--preset {preset}: --agent {command.agent} has {', '.join(known)}{hint}")
     return dataclasses.replace(with_sections(command, presets.get(preset, {})), preset=preset)
 
 
@@ -126,6 +128,12 @@ class Asked(NamedTuple, Generic[C]):
     def flags(self, names: Iterable[str]) -> list[str]:
         """Returns the flags of the fields that were given, out of some names."""
         return [flag_of(name) for name in names if name in self.given]
+
+
+def names_agent(agent: str, default: Command, arguments: Sequence[str]) -> bool:
+    """Returns whether arguments have a flag that an algorithm knows, and the one of `default` does not."""
+    given = {name_of(flag) for flag, _ in flags_in(arguments)} - values_of(default).keys()
+    return not given.isdisjoint(values_of(default_command(type(default), agent)))
 
 
 def check_names(default: Command, arguments: Sequence[str]) -> None:

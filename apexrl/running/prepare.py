@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, default_command, learner_command
+from apexrl.config.flags import Asked, default_command, learner_command, names_agent
+from apexrl.config.presets import VECTOR_AGENT
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
@@ -62,7 +63,7 @@ def prepare(
     saved, not_given = found
     if saved is not None and saved.guest:  # whose ports may be others by now
         saved = following(saved, host_of(Path(saved.guest), trust))
-    asked = from_base(Asked.of(_first_default(basis, saved, trust), arguments))
+    asked = from_base(Asked.of(first_default(basis, saved, trust, arguments), arguments))
     check_asked(asked, saved)
     trackers_of(asked.command)
     from_scratch = asked.command.from_scratch
@@ -94,12 +95,14 @@ def prepare(
     return plan
 
 
-def _first_default(basis: Basis, saved: RunCommand | None, trust: Trust) -> RunCommand:
+def first_default(basis: Basis, saved: RunCommand | None, trust: Trust, arguments: Sequence[str]) -> RunCommand:
     """Returns the defaults of a command line that is not planned yet: the algorithm's, and what another run decides."""
     if saved is not None:
         return default_command(RunCommand, basis.agent or saved.agent)
     host = host_of(Path(basis.guest), trust) if basis.guest else None
     default = default_command(RunCommand, basis.agent or (basis.algorithm if host is None else host.agent))
+    if not basis.agent and host is None and names_agent(VECTOR_AGENT, default, arguments):
+        default = default_command(RunCommand, VECTOR_AGENT)
     if basis.from_journal:
         journal = Path(basis.from_journal)
         default = dataclasses.replace(default, env=environment_of(journal, identity_of(journal).spec, trust))

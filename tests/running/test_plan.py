@@ -11,10 +11,12 @@ from apexrl.config.sections import EnvConfig, ReplayConfig
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.learning.goal import Courses
+from apexrl.own_modules import Trust
 from apexrl.replay.journal import Journal, identity_of, new_identity
 from apexrl.running.launch import roles_of
 from apexrl.running.plan import SMOKE, describe, make_plan
 from apexrl.running.ports import with_free_ports
+from apexrl.running.prepare import first_default
 from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import as_fork, environment_of, save_config
 from apexrl.running.torch_look import Answer, here
@@ -213,6 +215,16 @@ def test_the_actions_choose_the_algorithm_where_nobody_does():
         planned(*words, "--munchausen", "0.9")
 
 
+def test_a_flag_of_the_usual_algorithm_for_vectors_chooses_it():
+    """As the actions do, which nobody knows before the environment is made."""
+    usual = (["--critic-norm", "batch"], "sac"), (["--batch-size", "8"], "apex-dqn"), (["--lstm"], "apex-dqn")
+    for words, agent in (*usual, (["--critic-norm", "batch", "--agent", "impala"], "impala")):
+        arguments = ["--env", "tests.environments.odd_envs:Steered-v0", *words]
+        assert first_default(Basis.of(arguments), None, Trust(), arguments).agent == agent
+    with pytest.raises(ConfigError, match=r"--agent sac has auto, .*; td3 is one of --agent apex-dpg"):
+        planned("--env", "Pendulum-v1", "--agent", "sac", "--preset", "td3")
+
+
 def test_only_vectors_are_normalized():
     made = planned("--env", "tests.environments.odd_envs:Steered-v0", "--agent", "impact")
     assert (made.command.preset, made.command.learning.normalize_observations) == ("vectors", False)
@@ -376,7 +388,8 @@ def test_a_rate_stays_where_nothing_moves_it(journal):
 
 
 def test_a_smoke_runs_rate_is_told_as_it_is():
-    assert dict(describe(plan("--smoke", "--learning-rate", "1e-3:0")))["update"].endswith("half of the way over 16,000,000 frames")
+    rows = dict(describe(plan("--smoke", "--learning-rate", "1e-3:0")))
+    assert rows["update"].endswith("half of the way over 16,000,000 frames")
 
 
 def test_a_journal_of_the_same_environment_with_other_settings_is_refused(journal):
