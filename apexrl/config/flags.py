@@ -273,8 +273,9 @@ def learner_command(command: RunCommand) -> LearnerCommand:
     )  # fmt: skip
     if command.has_actors:
         return learner
-    others = {"from_journal": command.from_journal, "guest": bool(command.guest)}
-    return OfflineCommand(**vars(learner), replay=command.replay, **others)
+    return OfflineCommand(
+        **vars(learner), replay=command.replay, from_journal=command.from_journal, guest=bool(command.guest)
+    )
 
 
 def replay_command(command: RunCommand) -> ReplayCommand:
