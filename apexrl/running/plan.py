@@ -221,17 +221,18 @@ def _check_kept(asked: RunCommand, saved: RunCommand, environment: EnvironmentSp
     flags += _changed(asked.wires, saved.wires, ["shards"])
     if not flags:
         flags += _stream_flags(asked.algorithm, saved.algorithm, environment, family_of(saved.agent))
+    _refuse(flags, verb)
     if not asked.from_scratch:
         kept = asked.update.kept
-        flags += [flag_of(name) for name, value in saved.update.kept.items() if kept[name] != value]
+        flags = [flag_of(name) for name, value in saved.update.kept.items() if kept[name] != value]
         flags += _changed(asked.learning, saved.learning, ["normalize_observations", "scale_rewards"])
         flags += _changed(asked.network, saved.network)
-    _refuse(flags, verb)
+        _refuse(flags, verb, "give --from-scratch, too, for a new network that learns from its experience")
 
 
-def _refuse(flags: list[str], verb: str) -> None:
+def _refuse(flags: list[str], verb: str, cure: str = "begin a new run") -> None:
     if flags:
-        raise ConfigError(f"a run that is {verb} cannot change {' '.join(flags)}: leave that out, or begin a new run")
+        raise ConfigError(f"a run that is {verb} cannot change {' '.join(flags)}: leave that out, or {cure}")
 
 
 def _changed(now: Any, before: Any, names: Iterable[str] | None = None) -> list[str]:

@@ -131,6 +131,8 @@ def test_a_resumed_run_of_ones_own_algorithm_keeps_its_stream_and_its_network(fl
 
 
 def test_a_new_network_on_earlier_experience_may_be_another_one():
+    with pytest.raises(ConfigError, match="cannot change --hidden-size: leave that out, or give --from-scratch, too,"):
+        plan_again(["--hidden-size", "64"])
     changed = plan_again(["--from-scratch", "--optimizer", "rmsprop", "--hidden-size", "64"])
     assert (changed.update.optimizer, changed.network.hidden_size) == ("rmsprop", 64)
     assert plan_again(["--learning-rate", "0.1"]).update.learning_rate == 0.1
