@@ -102,7 +102,9 @@ def actions_of(config: EnvConfig, spec: EnvironmentSpec) -> Actions:
         actions = Actions(config.env, env.action_space)
     if (actions.num, actions.bounds) != (spec.num_actions, spec.action_bounds):
         theirs = spec.action_bounds or f"{spec.num_actions} numbers"
-        raise ConfigError(f"environment {config.env!r} has actions {actions.space} here, where {theirs} were learned from")
+        raise ConfigError(
+            f"environment {config.env!r} has actions {actions.space} here, and not {theirs} as in the log"
+        )
     return actions
 
 

@@ -27,8 +27,8 @@ THIS_HOST = "127.0.0.1"
 def run_learners(command: LearnerCommand, stop: Stop) -> None:
     """Runs `num_learners` learner processes until they end or are told to stop. Who calls it may start them again.
 
-    Raises: ConfigError when one cannot work, KilledError when one was killed, PeerTimeout when one has waited in vain for
-      the replay, PeerError when one has failed, or the other hosts do not come in time.
+    Raises: ConfigError when one cannot work, KilledError when one was killed, PeerTimeout when the replay was away for
+      longer than its patience, PeerError when one has failed, or the other hosts do not come in time.
     """
     learning, wires = command.learning, command.wires
     hosts, host_rank = command.learner_hosts, command.learner_host_rank

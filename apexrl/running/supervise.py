@@ -122,7 +122,7 @@ class Supervisor:
             often.
           may_finish: the child may end by itself with status 0. Any other child that ends is started again.
           log: the file of its output; by default the output goes to ours.
-          peers_come_back: they are started again when they end, so a child that has lost its patience with them is, too.
+          peers_come_back: they are started again when they end, and so is a child that has lost its patience with them.
         """
         words: FromPipe | FromLog = FromPipe(log, self._max_log_bytes)
         if log is not None and not self._echoes:

@@ -16,8 +16,8 @@ IDLE_SECONDS, STOP_LIMIT_SECONDS = 2.5, 50.0  # less than the launcher gives thi
 def run_workers(command: ActorCommand, stop: Stop) -> None:
     """Runs `num_workers` actor processes until stopped, and restarts those that die.
 
-    Raises: ConfigError when a worker cannot work, PeerError when it dies again and again, PeerTimeout when the replay or
-      the learner is away for longer than its patience: they are not ours, so the worker is not started again.
+    Raises: ConfigError when a worker cannot work, PeerError when it dies again and again, PeerTimeout when the replay
+      or the learner is away for longer than its patience: they are not ours, so it is not started again.
     """
     publisher = ParameterPublisher("127.0.0.1", 0)
     upstream = address(command.wires.learner_host, command.wires.parameter_port)

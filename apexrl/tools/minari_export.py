@@ -1,9 +1,9 @@
 """Whole games out of a journal, as a dataset of Minari. Minari is an optional package.
 
 An observation is the newest frame of the agent's stack. Rewards are those that were learned from: for Atari, their
-signs unless --clip-rewards was no. Actions are those that the environment takes, in its own space, where it can be made;
-else they are as the log holds them, which the description of the dataset says. Resets are left out, and so are games of which steps are missing: the oldest were
-evicted, or the newest were not played.
+signs unless --clip-rewards was no. Actions are those that the environment takes, in its own space, where it can be
+made; else they are as the log holds them, which the description of the dataset says. Resets are left out, and so are
+games of which steps are missing: the oldest were evicted, or the newest were not played.
 """
 
 import contextlib
@@ -161,9 +161,8 @@ def _write(games: Iterable[Game], spec: StreamSpec, actions: Actions | None, dat
     def episodes() -> Iterator[EpisodeBuffer]:
         for number, game in enumerate(games):
             returns.append(float(game.rewards.sum()))
-            if actions is not None:
-                game = game._replace(actions=actions.taken(game.actions))
-            yield EpisodeBuffer(id=number, **game._asdict())
+            taken = game.actions if actions is None else actions.taken(game.actions)
+            yield EpisodeBuffer(id=number, **game._replace(actions=taken)._asdict())
 
     storage.update_episodes(episodes())
     own = "actions as the environment takes them"

@@ -210,7 +210,8 @@ def recorded(env_id, directory):
     with contextlib.closing(make_environment(config, 1)) as envs:
         spec = envs.spec.streamed(12, 0)
     rng, low_high = np.random.default_rng(0), np.array(spec.action_bounds, np.float32).T
-    actions = rng.integers(0, spec.num_actions, 12) if spec.num_actions else rng.uniform(*low_high, (12, len(low_high.T)))
+    size = 12, len(spec.action_bounds)
+    actions = rng.integers(0, spec.num_actions, 12) if spec.num_actions else rng.uniform(*low_high, size)
     unroll, starts = random_unroll(spec, 0), np.arange(13) % 6 == 0
     own = np.int32(actions) if spec.num_actions else clipped(actions, spec.action_bounds)
     unroll = unroll._replace(actions=own, starts=starts, discounts=np.ones(12, np.float32))
@@ -241,10 +242,12 @@ def test_actions_are_those_that_the_environment_takes_and_come_back(env_id, tmp_
 
 
 def test_actions_of_an_environment_that_is_not_here_are_the_agents_and_said_to_be(tmp_path):
-    config, spec, games = recorded("tests.environments.odd_envs:Shifted-v0", tmp_path / "journal")
+    _, spec, games = recorded("tests.environments.odd_envs:Shifted-v0", tmp_path / "journal")
     gone = msgspec.structs.replace(spec, env="nowhere_else:Shifted-v0")
     other = msgspec.structs.replace(spec, num_actions=4)
-    for number, (held, why) in enumerate(((gone, "whose code would run here: .* --trust"), (other, "4 numbers"))):
+    for number, (held, why) in enumerate(
+        ((gone, "whose code would run here: .* --trust"), (other, "not 4 numbers as in the log"))
+    ):
         lines = export_games(tmp_path / "journal", read_entries(tmp_path / "journal"), held,
                              tmp_path / f"own-v{number}", NOBODY)  # fmt: skip
         assert len(lines) == 2 and re.search(f"as agents have them.*{why}", lines[1]), lines

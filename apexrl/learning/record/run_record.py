@@ -317,7 +317,7 @@ def _curve_values(evaluation: Evaluation, metrics: dict[str, float]) -> str:
 
 
 def _difference(held: Identity, ours: Identity) -> str:
-    """Returns the algorithms of two identities; of one algorithm, the fields of stream and network in which they differ."""
+    """Returns the algorithms of two identities; of one algorithm, the fields in which stream and network differ."""
     if held.agent != ours.agent:
         return f"agent is {held.agent}, not {ours.agent}"
     theirs, own = _fields(held.network), _fields(ours.network)
