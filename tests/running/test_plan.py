@@ -376,7 +376,9 @@ def test_a_rate_stays_where_nothing_moves_it(journal):
 
 
 def test_a_smoke_runs_rate_is_told_as_it_is():
-    assert dict(describe(plan("--smoke", "--learning-rate", "1e-3:0")))["update"].endswith("half of the way over 16,000,000 frames")
+    assert dict(describe(plan("--smoke", "--learning-rate", "1e-3:0")))["update"].endswith(
+        "half of the way over 16,000,000 frames"
+    )
 
 
 def test_a_journal_of_the_same_environment_with_other_settings_is_refused(journal):
