@@ -222,6 +222,21 @@ def open_locked(path: Path, owner: str, flag: str = "") -> int:
     return descriptor
 
 
+def is_held(path: Path) -> bool:
+    """Returns whether a process holds a lock file, true also where that cannot be told. The file stays as it is."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def write_pieces(descriptor: int, pieces: Sequence[bytes]) -> None:
     """Writes all pieces to a file.
 

@@ -21,7 +21,7 @@ from typing import NoReturn, TextIO
 import psutil
 
 from apexrl.children import PARENT_VARIABLE, make_session_nice
-from apexrl.errors import ApexError, ConfigError, KilledError
+from apexrl.errors import ApexError, ConfigError, KilledError, PeerTimeout
 from apexrl.extras import why_missing
 from apexrl.guard import check_not_imported
 from apexrl.leftovers import kill_descendants
@@ -37,6 +37,7 @@ FEW_CORES = 4  # up to which actors and the evaluator make way for the learner
 NICENESS = 5  # a quarter of a core that is shared with one other process
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for the error of a process that it started
 PERMANENT_STATUS = 2  # exit status when a restart would fail again; also of a malformed command line
+PATIENCE_STATUS = 69  # exit status when a peer was away for longer than the patience (EX_UNAVAILABLE of sysexits.h)
 TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
 MAX_OPEN_FILES = 65_536  # of a process; a hard limit may be a billion, and some programs close all that there might be
 INTERRUPTED_STATUS = 130  # a shell's, of a program that Ctrl-C ended
@@ -250,6 +251,8 @@ def exit_status(error: Exception) -> int:
     """Returns the exit status of an error, which says whether a restart can help."""
     if isinstance(error, KilledError) or getattr(error.__cause__, "errno", None) in PASSING_ERRNOS:
         return TEMPORARY_STATUS
+    if isinstance(error, PeerTimeout):
+        return PATIENCE_STATUS
     return PERMANENT_STATUS if isinstance(error, ConfigError) else 1
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from apexrl.errors import ConfigError, PeerError
+from apexrl.errors import ConfigError, PeerError, PeerTimeout
 from apexrl.lifecycle import exit_status, measured, resident_bytes, switch_threads_often
 from tests.few_files import no_files_left
 from tests.system.processes import ROOT, is_gone, wait_for
@@ -99,6 +99,7 @@ def test_what_the_operating_system_refuses_may_be_had_later():
     assert exit_status(caused(ConfigError("no such file"), FileNotFoundError(2, "No such file"))) == 2
     assert exit_status(caused(ConfigError("no such game"), ImportError("no module"))) == 2
     assert exit_status(PeerError("gone")) == 1
+    assert exit_status(PeerTimeout("for ten minutes")) == 69
 
 
 def test_every_signal_is_counted():

@@ -32,7 +32,8 @@ class Waiter:
         if waits_for != "replay_connection":
             self.since = now
         if now - self.since > self.patience_seconds:
-            raise PeerTimeout(f"the replay server was away for {self.patience_seconds:.0f} s: is it running?")
+            seconds = f"{self.patience_seconds:.0f} s (--patience-seconds)"
+            raise PeerTimeout(f"the replay server was away for {seconds}: is it running?")
         if now - self.said > SAID_SECONDS:
             self.said = now
             logger.info("waiting for %s", waits_for or "a batch")

@@ -58,7 +58,7 @@ class DeterministicConfig(VectorConfig):
     """Sizes of a deterministic policy and of its critics."""
 
     layer_norm: bool = True
-    """Normalize the layers of critics (Ape-X DPG)."""
+    """Normalize the hidden layers of critics (LayerNorm), which TD3 does not."""
     atoms: Annotated[int, Range(0, 512)] = 0
     """Atoms of the distribution of returns that critics learn (D4PG: 51 or 101); 0: its mean alone (Ape-X DPG)."""
     least_return: Annotated[float, Range(-1e9)] = -150.0

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import tyro
 
 from apexrl.config.words import program
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from apexrl.networks.checkpoint import Checkpoint
+    from apexrl.networks.headers import CheckpointHeader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class ExportCommand:
     output: str = ""
     """File to write; by default the checkpoint's name with .onnx."""
     trust: bool = False
-    """Import the modules of algorithm and network that the checkpoint names: their code runs here."""
+    """Import the modules of algorithm, network and environment that the run names: their code runs here."""
 
 
 def main(stop: Stop) -> None:
@@ -66,7 +68,8 @@ def export(path: Path, output: Path, trust: Trust = NOBODY) -> list[str]:
     header, spec = checkpoint.header, checkpoint.header.spec
     trust.check(path, agent=header.agent, network=own_network(header.network))
     graph = graph_of(network_of(checkpoint), spec)
-    notes = {
+    taken, lacking = _taken_actions(path, header, trust)
+    notes = taken | {
         "env": spec.env, "variant": spec.variant, "agent": header.agent, "updates": str(header.counters.updates),
         "action_names": json.dumps(spec.action_names), "action_bounds": json.dumps(spec.action_bounds),
         "frames_per_step": str(spec.frames_per_step),
@@ -82,7 +85,22 @@ def export(path: Path, output: Path, trust: Trust = NOBODY) -> list[str]:
         f"wrote {output}: {spec.env}, update {header.counters.updates:,}",
         f"it takes {', '.join(takes)}",
         f"it gives {', '.join(graph.outputs)}",
+        *lacking,
     ]
+
+
+def _taken_actions(path: Path, header: "CheckpointHeader", trust: Trust) -> tuple[dict[str, str], list[str]]:
+    """Returns notes about the actions that a checkpoint's environment takes; a line where it cannot be made here."""
+    from apexrl.environments.vector import actions_of
+    from apexrl.running.run_directory import played
+
+    try:
+        actions = actions_of(played(found_checkpoint(path)[0], header, trust).env, header.spec)
+    except ConfigError as error:
+        return {}, [f"it does not tell which actions its environment takes: {error}"]
+    if actions.num:
+        return {"env_actions": json.dumps(actions.taken(np.arange(actions.num)).tolist())}, []
+    return {"action_shape": json.dumps(actions.space.shape)}, []
 
 
 def network_of(checkpoint: "Checkpoint") -> "nn.Module":

@@ -112,10 +112,14 @@ def replays_of(command: RunCommand, stream: StreamSpec | None) -> Iterator[tuple
 
 
 def start_role(supervisor: Supervisor, command: RunCommand, name: str, script: str, config: Command) -> None:
-    """Starts one of `roles_of` a run. It writes a log of its own."""
+    """Starts one of `roles_of` a run. It writes a log of its own.
+
+    The replay servers that a guest's learner follows are another run's, which ends without us.
+    """
     arguments = [*([role_script(script)] if script.endswith(".py") else ["-m", script]), *to_flags(config)]
     is_needed = name != "evaluator" or command.smoke
-    supervisor.start(name, arguments, is_needed, name in FINISHING, Path(command.run_dir) / "logs" / f"{name}.log")
+    log, is_guest = Path(command.run_dir) / "logs" / f"{name}.log", bool(command.guest) and name == "learner"
+    supervisor.start(name, arguments, is_needed, name in FINISHING, log, peers_come_back=not is_guest)
 
 
 def start_callbacks(supervisor: Supervisor, command: RunCommand) -> None:

@@ -13,10 +13,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from apexrl.children import child_environment, role_script
 from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import to_flags
-from apexrl.errors import ConfigError, KilledError, PeerError, reason_of
+from apexrl.errors import ConfigError, KilledError, PeerError, PeerTimeout, reason_of
 from apexrl.hosts import is_loopback
 from apexrl.leftovers import MARK_VARIABLE, new_mark
-from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once
+from apexrl.lifecycle import PATIENCE_STATUS, PERMANENT_STATUS, Stop, end_at_once
 from apexrl.running.meeting import BACKEND
 
 logger = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ THIS_HOST = "127.0.0.1"
 def run_learners(command: LearnerCommand, stop: Stop) -> None:
     """Runs `num_learners` learner processes until they end or are told to stop. Who calls it may start them again.
 
-    Raises: ConfigError when one cannot work, KilledError when one was killed, PeerError when one has failed, or the
-      other hosts do not come in time.
+    Raises: ConfigError when one cannot work, KilledError when one was killed, PeerTimeout when the replay was away for
+      longer than its patience, PeerError when one has failed, or the other hosts do not come in time.
     """
     learning, wires = command.learning, command.wires
     hosts, host_rank = command.learner_hosts, command.learner_host_rank
@@ -60,9 +60,8 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
             torchrun.run(torchrun.parse_args([*arguments, role_script("learner.py"), *to_flags(command)]))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        kind = (
-            KilledError if failure.exitcode < 0 else ConfigError if failure.exitcode == PERMANENT_STATUS else PeerError
-        )
+        kinds = {PERMANENT_STATUS: ConfigError, PATIENCE_STATUS: PeerTimeout}
+        kind = KilledError if failure.exitcode < 0 else kinds.get(failure.exitcode, PeerError)
         raise kind(f"learner {rank}: {failure.message}") from None
     except RuntimeError as error:  # of torch.distributed
         raise PeerError(

@@ -26,6 +26,7 @@ from apexrl.running.run_directory import (
     CONFIG_FILE,
     as_fork,
     as_guest,
+    check_has_server,
     check_new,
     checkpoint_of,
     continued,
@@ -66,6 +67,8 @@ def prepare(
     asked = from_base(Asked.of(first_default(basis, saved, trust, arguments), arguments))
     check_asked(asked, saved)
     trackers_of(asked.command)
+    if (guest := asked.command.guest or (saved.guest if saved is not None else "")) and not asked.wants_help:
+        check_has_server(Path(guest), host_of(Path(guest), trust))
     from_scratch = asked.command.from_scratch
     with contextlib.ExitStack() as copying:  # a fork needs the other run's directory for a moment only
         ask = copying.enter_context(asking())

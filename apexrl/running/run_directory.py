@@ -21,10 +21,10 @@ from apexrl.config.fields import check_ranges, with_values
 from apexrl.config.flags import Asked, actor_command, default_command
 from apexrl.config.schedules import renewed
 from apexrl.config.sections import EnvConfig, LearningConfig, whole_number
-from apexrl.config.words import Basis, program
+from apexrl.config.words import Basis, program, sister
 from apexrl.control_groups import num_cores
 from apexrl.errors import ConfigError
-from apexrl.files import TEMPORARY, locked, read_json, write_json
+from apexrl.files import TEMPORARY, is_held, locked, read_json, write_json
 from apexrl.learning.record.status_file import STATUS_FILE
 from apexrl.networks.config import own_network
 from apexrl.networks.headers import (
@@ -240,6 +240,16 @@ def host_of(directory: Path, trust: Trust = NOBODY) -> RunCommand:
     if run.reproducible or not run.has_actors:
         raise ConfigError(f"{directory} has no replay server: --guest needs a run with actors")
     return run
+
+
+def check_has_server(directory: Path, run: RunCommand) -> None:
+    """Raises ConfigError when the run that a guest is to follow has ended, and its replay server with it."""
+    if is_held(directory / LOCK_FILE):
+        return
+    journals = [str(journal) for journal in journals_of(run) if journal.is_dir()]
+    other = f", or learn from its experience: --from-journal {shlex.quote(journals[0])}" if journals else ""
+    again = f"`{sister('resume')} {shlex.quote(str(directory))}`"
+    raise ConfigError(f"{directory} has ended, and --guest follows a run that goes on: begin with {again}{other}")
 
 
 def as_guest(default: RunCommand, run: RunCommand) -> RunCommand:

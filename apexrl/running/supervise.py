@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from apexrl.children import start_child
-from apexrl.errors import ConfigError, PeerError
+from apexrl.errors import ConfigError, PeerError, PeerTimeout
 from apexrl.leftovers import MARK_VARIABLE, kill_family, kill_group, kill_marked, new_mark
-from apexrl.lifecycle import PASSING_ERRNOS, PERMANENT_STATUS, TEMPORARY_STATUS
+from apexrl.lifecycle import PASSING_ERRNOS, PATIENCE_STATUS, PERMANENT_STATUS, TEMPORARY_STATUS
 from apexrl.running.activity import Activity
 from apexrl.running.last_words import MAX_LOG_BYTES, FromLog, FromPipe, without_numbers
 
@@ -33,6 +33,7 @@ class Child:
     is_needed: bool
     may_finish: bool
     words: FromLog | FromPipe
+    peers_come_back: bool = True
     process: subprocess.Popen[bytes] | None = None
     mark: str = dataclasses.field(default_factory=new_mark)  # of the newest process, and of all that it starts
     started_at: float = 0.0
@@ -112,6 +113,7 @@ class Supervisor:
         is_needed: bool = True,
         may_finish: bool = False,
         log: Path | None = None,
+        peers_come_back: bool = True,
     ) -> None:
         """Starts a child: a Python script or module with its arguments.
 
@@ -120,11 +122,12 @@ class Supervisor:
             often.
           may_finish: the child may end by itself with status 0. Any other child that ends is started again.
           log: the file of its output; by default the output goes to ours.
+          peers_come_back: they are started again when they end, and so is a child that has lost its patience with them.
         """
         words: FromPipe | FromLog = FromPipe(log, self._max_log_bytes)
         if log is not None and not self._echoes:
             words = FromLog(log, self._max_log_bytes)
-        self.children[name] = Child(name, arguments, is_needed, may_finish, words)
+        self.children[name] = Child(name, arguments, is_needed, may_finish, words, peers_come_back)
         self.children[name].start()
 
     def bound_logs(self) -> None:
@@ -135,7 +138,8 @@ class Supervisor:
     def watch(self) -> list[str]:
         """Restarts children that died; returns the names of those that finished (`may_finish`, status 0).
 
-        Raises: ConfigError when a child that is needed cannot work, PeerError when it dies again and again.
+        Raises: ConfigError when a child that is needed cannot work, PeerError when it dies again and again, PeerTimeout
+          when it has lost its patience with peers that do not come back.
         """
         finished = []
         now = time.monotonic()
@@ -180,6 +184,8 @@ class Supervisor:
         is_the_same, child.fault = bool(fault) and fault == child.fault, fault
         if status == PERMANENT_STATUS:
             self._give_up(child, ConfigError(ended))
+        elif status == PATIENCE_STATUS and not child.peers_come_back:
+            self._give_up(child, PeerTimeout(ended))
         elif is_the_same:
             self._give_up(child, PeerError(f"{ended}, twice in a row"))
         elif child.recent_deaths > self._max_restarts:

@@ -16,7 +16,8 @@ IDLE_SECONDS, STOP_LIMIT_SECONDS = 2.5, 50.0  # less than the launcher gives thi
 def run_workers(command: ActorCommand, stop: Stop) -> None:
     """Runs `num_workers` actor processes until stopped, and restarts those that die.
 
-    Raises: ConfigError when a worker cannot work, PeerError when it dies again and again.
+    Raises: ConfigError when a worker cannot work, PeerError when it dies again and again, PeerTimeout when the replay
+      or the learner is away for longer than its patience: they are not ours, so it is not started again.
     """
     publisher = ParameterPublisher("127.0.0.1", 0)
     upstream = address(command.wires.learner_host, command.wires.parameter_port)
@@ -28,7 +29,7 @@ def run_workers(command: ActorCommand, stop: Stop) -> None:
     try:
         for index, name in enumerate(names):
             worker = WorkerCommand(**vars(command), worker_index=index, parameter_endpoint=publisher.endpoint)
-            workers.start(name, [role_script("actor.py"), *to_flags(worker)])
+            workers.start(name, [role_script("actor.py"), *to_flags(worker)], peers_come_back=False)
         while not stop.wait(0.2):
             workers.watch()
     finally:

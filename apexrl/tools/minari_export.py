@@ -1,8 +1,9 @@
 """Whole games out of a journal, as a dataset of Minari. Minari is an optional package.
 
 An observation is the newest frame of the agent's stack. Rewards are those that were learned from: for Atari, their
-signs unless --clip-rewards was no. Resets are left out, and so are games of which steps are missing: the oldest were
-evicted, or the newest were not played.
+signs unless --clip-rewards was no. Actions are those that the environment takes, in its own space, where it can be
+made; else they are as the log holds them, which the description of the dataset says. Resets are left out, and so are
+games of which steps are missing: the oldest were evicted, or the newest were not played.
 """
 
 import contextlib
@@ -15,9 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from apexrl.environments.actions import Actions
+from apexrl.environments.vector import actions_of
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import wire
+from apexrl.own_modules import Trust
 from apexrl.replay.segment import Entry
+from apexrl.running.run_directory import environment_of
 from apexrl.streams import SeenSteps, Stream
 from apexrl.types import StreamSpec
 from apexrl.unroll import UnrollCodec
@@ -27,7 +32,7 @@ class Game(NamedTuple):
     """N steps, from the first observation of a game to its last."""
 
     observations: np.ndarray  # [N + 1, *frame]: the newest frame of each
-    actions: np.ndarray  # [N] int32, or [N, action size] float32
+    actions: np.ndarray  # [N] int32, or [N, action size] float32, as agents have them
     rewards: np.ndarray  # [N] float32, as they were learned from
     terminations: np.ndarray  # [N] bool: the last step, and those whose lost life ended an episode for the learner
     truncations: np.ndarray  # [N] bool: the last step of a game that was cut off
@@ -89,11 +94,25 @@ class GameReader:
         )
 
 
-def write_dataset(entries: Iterable[Entry], spec: StreamSpec, out: Path) -> str:
+def export_games(journal: Path, entries: Iterable[Entry], spec: StreamSpec, out: Path, trust: Trust) -> list[str]:
+    """Writes whole games of a journal with the actions that its environment takes, if it can be made; returns lines.
+
+    Raises: as `write_dataset`.
+    """
+    actions, lines = None, list[str]()
+    try:
+        actions = actions_of(environment_of(journal, spec, trust), spec)
+    except ConfigError as error:
+        lines = [f"its actions are numbered as agents have them, and the environment may take others: {error}"]
+    return [write_dataset(entries, spec, out, actions), *lines]
+
+
+def write_dataset(entries: Iterable[Entry], spec: StreamSpec, out: Path, actions: Actions | None = None) -> str:
     """Writes the whole games in the unrolls of a journal; returns a line about them.
 
     Args:
       out: the new directory of the dataset; its name is the dataset's id. It is there when the dataset is whole.
+      actions: of the environment; None: they are written as the log holds them.
     Raises: ConfigError when Minari does not take that name, or there is no whole game; OSError when the disk does not
       take the dataset.
     """
@@ -107,7 +126,7 @@ def write_dataset(entries: Iterable[Entry], spec: StreamSpec, out: Path) -> str:
         games = GameReader(spec).games(entries)
         if (first := next(games, None)) is None:
             raise ConfigError("the journal holds no whole game")
-        written = _write(itertools.chain([first], games), spec, partial / "data", out.name)
+        written = _write(itertools.chain([first], games), spec, actions, partial / "data", out.name)
     return f"{out}: {written}"
 
 
@@ -129,31 +148,37 @@ def made_whole(out: Path) -> Iterator[Path]:
         raise
 
 
-def _write(games: Iterable[Game], spec: StreamSpec, data: Path, name: str) -> str:
+def _write(games: Iterable[Game], spec: StreamSpec, actions: Actions | None, data: Path, name: str) -> str:
     """Writes a dataset into a new directory; returns a line about it."""
     import minari  # noqa: PLC0415 - optional
     from minari.data_collector import EpisodeBuffer  # noqa: PLC0415
     from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415
 
     data.mkdir(parents=True)
-    storage = MinariStorage.new(data, *_spaces(spec), jpeg_encoding=False)
+    storage = MinariStorage.new(data, *_spaces(spec, actions), jpeg_encoding=False)
     returns = []
 
     def episodes() -> Iterator[EpisodeBuffer]:
         for number, game in enumerate(games):
             returns.append(float(game.rewards.sum()))
-            yield EpisodeBuffer(id=number, **game._asdict())
+            taken = game.actions if actions is None else actions.taken(game.actions)
+            yield EpisodeBuffer(id=number, **game._replace(actions=taken)._asdict())
 
     storage.update_episodes(episodes())
-    about = f"Games of {spec.env} from a journal of apexrl: newest frames, rewards as they were learned from."
+    own = "actions as the environment takes them"
+    if actions is None:
+        own = "actions as apexrl's agents number them, which may be others than the environment takes"
+    about = f"Games of {spec.env} from a journal of apexrl: newest frames, rewards as they were learned from, {own}."
     storage.update_metadata({"dataset_id": name, "minari_version": minari.__version__, "description": about})
     return f"{len(returns)} games of {storage.total_steps} steps, mean return {np.mean(returns):.4g}"
 
 
-def _spaces(spec: StreamSpec) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+def _spaces(spec: StreamSpec, actions: Actions | None) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """Returns the spaces of observations and actions."""
     low, high = (0, 255) if spec.frame_dtype == "uint8" else (-np.inf, np.inf)
     frames = spaces.Box(low, high, spec.frame_shape, np.dtype(spec.frame_dtype).type)
+    if actions is not None:
+        return frames, actions.space
     if spec.num_actions:
         return frames, spaces.Discrete(spec.num_actions)
     bounds = np.array(spec.action_bounds, np.float32)

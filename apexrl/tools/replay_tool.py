@@ -7,6 +7,7 @@ skips a file that is evicted meanwhile. An incomplete last record counts as bein
 """
 
 import collections
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from apexrl.lifecycle import attempt
 from apexrl.lines import say
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes
+from apexrl.own_modules import Trust
 from apexrl.replay.journal import SNAPSHOT_FILE, LogIdentity, identity_of, read_entries, segment_paths
 from apexrl.replay.segment import FORMAT, HEADER_MAGIC, UNROLL_MAGIC, Entry, Scan, scan
 from apexrl.replay.segment_files import MAX_SEGMENT_BYTES, first_number_of, strays
@@ -199,16 +201,24 @@ def _readable(entries: Iterable[Entry], spec: StreamSpec, codec: UnrollCodec | N
             yield entry
 
 
-def export(directory: Directory, out: Path, numbers: str = ":", format: Literal["numpy", "minari"] = "numpy") -> int:
+def export(
+    directory: Directory,
+    out: Path,
+    numbers: str = ":",
+    format: Literal["numpy", "minari"] = "numpy",
+    trust: bool = False,
+) -> int:
     """Writes decoded unrolls as NumPy arrays [N, ...], with the fields of their insert messages; or games for Minari.
 
     Extras are named extra_NAME. A dataset for Minari holds the whole games without their extras, an
-    observation being the newest frame.
+    observation being the newest frame, and actions being those that the environment takes, where it can be
+    made here.
 
     Args:
       out: A file.npz, or a directory that gets one file for each unroll; for Minari a directory NAME-vN.
       numbers: The numbers of the unrolls, FIRST:END without END; either may be left out.
       format: numpy, or minari, for which that package has to be installed.
+      trust: Import the modules that name the environment and its wrappers, for minari: their code runs here.
     """
     first, _, end = numbers.partition(":")
     if ":" not in numbers or not (first + end + "0").isdecimal():
@@ -219,9 +229,10 @@ def export(directory: Directory, out: Path, numbers: str = ":", format: Literal[
     if format == "minari":
         if lack := missing("minari", "--format minari"):
             raise ConfigError(lack)
-        from apexrl.tools.minari_export import write_dataset  # noqa: PLC0415 - loads gymnasium
+        from apexrl.tools.minari_export import export_games  # noqa: PLC0415 - loads gymnasium
 
-        say(write_dataset(entries, spec, out))
+        trusted = Trust(is_blind=trust, cure=f"{program()} {shlex.join([*sys.argv[1:], '--trust'])}")
+        say(*export_games(directory, entries, spec, out, trusted), sep="\n")
         return 0
     readable = _readable(entries, spec, UnrollCodec(spec))
     in_one = out.suffix == ".npz"

@@ -246,6 +246,10 @@ ACTIONS = {
     "Matrix-actions-v0": Box(-1, 1, (2, 2), np.float32),
     "Integer-actions-v0": Box(0, 3, (2,), np.int32),
     "Many-actions-v0": MultiDiscrete([2, 3]),
+    "Steps-v0": MultiDiscrete([3, 2], start=[-1, 1]),
+    "Shifted-v0": Discrete(3, start=-1),
+    "Six-v0": Box(-0.1, 0.1, (2, 3), np.float64),
+    "Few-switches-v0": MultiBinary(3),
     "Switches-v0": MultiBinary((3, 4)),
 }
 ENTRY_POINTS = {

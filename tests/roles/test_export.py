@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import re
 import sys
 
+import gymnasium
 import msgspec
 import numpy as np
 import onnxruntime
@@ -12,6 +14,7 @@ import torch
 
 from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
+from apexrl.environments.actions import Actions
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
@@ -29,9 +32,11 @@ from apexrl.networks.policy import Policy
 from apexrl.roles.export import export, main, network_of
 from apexrl.types import FORBIDDEN, EnvironmentSpec
 from tests.agents.impala_parts import algorithm_of
+from tests.environments.odd_envs import ACTIONS
 from tests.own_agent import OWN
 
 CPU = torch.device("cpu")
+ODD = "tests.environments.odd_envs:"
 NUM_ENVS, NUM_STEPS = 3, 7
 SCREENS = EnvironmentSpec("Screens-v0", (40, 44), "uint8", 4, 6, 4)
 COLOURS = EnvironmentSpec("Colours-v0", (10, 5, 3), "uint8", 2, 3, 1)
@@ -155,6 +160,27 @@ def test_a_graph_gives_what_the_policy_gives(tmp_path, monkeypatch, checkpoint, 
     num_constant = (np.std(wanted, axis=(0, 1)) < 1e-4).sum()
     is_gaussian = agent == "impact"
     assert num_constant == 2 * is_gaussian, "all but a Gaussian's deviations depend on the observation"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "agent", "note"),
+    [
+        (f"{ODD}Many-actions-v0", "pqn", {"env_actions": [[a, b] for a in (0, 1) for b in range(3)]}),
+        (f"{ODD}Shifted-v0", "pqn", {"env_actions": [-1, 0, 1]}),
+        (f"{ODD}Matrix-actions-v0", "sac", {"action_shape": [2, 2]}),
+        ("nowhere_else:Any-v0", "pqn", {}),
+    ],
+)
+def test_the_notes_lead_from_a_number_to_the_action_of_the_environment(tmp_path, checkpoint, env_id, agent, note):
+    space = ACTIONS.get(env_id.rpartition(":")[2], gymnasium.spaces.Discrete(3))
+    own = Actions(env_id, space)
+    environment = EnvironmentSpec(env_id, (2,), "float32", 1, own.num, 1, own.bounds)
+    network = NormalizedConfig((4, 4, 4), 16) if agent == "pqn" else GaussianConfig(hidden_size=16)
+    said = export(checkpoint(agent, environment, network), tmp_path / "c.onnx")
+    notes = onnxruntime.InferenceSession(tmp_path / "c.onnx").get_modelmeta().custom_metadata_map
+    assert {name: json.loads(notes[name]) for name in ("env_actions", "action_shape") if name in notes} == note
+    refusal = "it does not tell which actions its environment takes: .* names the module nowhere_else .* --trust"
+    assert bool(re.search(refusal, said[-1])) != bool(note)
 
 
 def test_what_has_no_graph_is_refused(tmp_path, checkpoint, monkeypatch):

@@ -17,7 +17,7 @@ from apexrl.running.plan import make_plan
 from apexrl.running.ports import from_base
 from apexrl.running.prepare import prepare
 from apexrl.running.refusals import check_asked
-from apexrl.running.run_directory import read_config, save_config
+from apexrl.running.run_directory import lock_run, read_config, save_config
 from apexrl.runs import CONFIG_FILE
 
 
@@ -87,11 +87,29 @@ def test_a_guest_that_goes_on_follows_its_run_to_other_ports(tmp_path, monkeypat
     (tmp_path / "host").mkdir()
     save_config(host)
     words = ["--guest", "host", "--run-dir", str(tmp_path / "guest"), "--no-tensorboard", "--no-evaluator"]
-    with contextlib.ExitStack() as held:
+    with lock_run(host.run_dir), contextlib.ExitStack() as held:
         first = prepare(words, Console(file=io.StringIO()), held).command
     assert (first.guest, first.wires.batch_port) == (str(tmp_path / "host"), host.wires.batch_port)
     save_config(dataclasses.replace(host, wires=dataclasses.replace(host.wires, actor_port=21_001, batch_port=21_003)))
     monkeypatch.chdir("/")
-    with contextlib.ExitStack() as held:
-        again = prepare(["--resume", str(tmp_path / "guest")], Console(file=io.StringIO()), held).command
+    words = ["--resume", str(tmp_path / "guest")]
+    with lock_run(host.run_dir), contextlib.ExitStack() as held:
+        again = prepare(words, Console(file=io.StringIO()), held).command
     assert (again.wires.actor_port, again.wires.batch_port) == (21_001, 21_003)
+    with pytest.raises(ConfigError, match=f"{host.run_dir} has ended"), contextlib.ExitStack() as held:
+        prepare(words, Console(file=io.StringIO()), held)
+
+
+@pytest.mark.parametrize(("journal", "cure"), [("auto", ", or .* --from-journal runs/a/journal"), ("off", "")])
+def test_a_run_that_has_ended_takes_no_guest(tmp_path, monkeypatch, journal, cure):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "a" / "journal").mkdir(parents=True)
+    host = dataclasses.replace(begun(), run_dir="runs/a")
+    save_config(dataclasses.replace(host, replay=dataclasses.replace(host.replay, journal_dir=journal)))
+    with lock_run("runs/a"):
+        pass
+    with pytest.raises(ConfigError, match=f"runs/a has ended.* resume runs/a`{cure}$"), contextlib.ExitStack() as held:
+        prepare(["--guest", "runs/a"], Console(file=io.StringIO()), held)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"a"}
+    with pytest.raises(SystemExit), contextlib.ExitStack() as held:
+        prepare(["--guest", "runs/a", "--help"], Console(file=io.StringIO()), held)

@@ -7,7 +7,8 @@ import time
 import psutil
 import pytest
 
-from apexrl.errors import ConfigError, PeerError
+from apexrl.errors import ConfigError, PeerError, PeerTimeout
+from apexrl.lifecycle import PATIENCE_STATUS
 from apexrl.running import supervise as supervising
 from apexrl.running.supervise import Supervisor, describe_status
 from tests.few_files import no_files_left
@@ -70,6 +71,21 @@ def test_only_the_words_of_its_last_life_are_said(supervise, tmp_path, caplog):
 def test_a_permanent_error_is_not_tried_again(supervise):
     supervisor = supervise(role="import sys; print('12:00:00 role: no such game', file=sys.stderr); sys.exit(2)")
     with pytest.raises(ConfigError, match=r"^role ended with status 2: no such game"):
+        watched(supervisor)
+    assert supervisor.num_restarts == 0
+
+
+@pytest.mark.parametrize("peers_come_back", [False, True])
+def test_lost_patience_ends_a_child_whose_peers_do_not_come_back(supervise, monkeypatch, peers_come_back):
+    monkeypatch.setattr(supervising, "SHORT_LIFE_SECONDS", 0.0)
+    monkeypatch.setattr(supervising, "LONG_LIFE_SECONDS", 0.0)  # as with a patience of ten minutes
+    script = f"import sys; print('12:00:00 role: nobody there', file=sys.stderr); sys.exit({PATIENCE_STATUS})"
+    supervisor = supervise(max_restarts=1)
+    supervisor.start("role", ["-c", script], peers_come_back=peers_come_back)
+    if peers_come_back:
+        watched(supervisor, lambda: supervisor.num_restarts == 3)
+        return
+    with pytest.raises(PeerTimeout, match=r"^role ended with status 69: nobody there$"):
         watched(supervisor)
     assert supervisor.num_restarts == 0
 

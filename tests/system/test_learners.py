@@ -1,6 +1,7 @@
 """Several learners on shards of the experience, and guests on the log of a run. Real processes."""
 
 import contextlib
+import dataclasses
 import signal
 
 import msgspec
@@ -8,11 +9,25 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from apexrl.lifecycle import PERMANENT_STATUS
+from apexrl.config.commands import RunCommand
+from apexrl.config.flags import default_command, with_preset
+from apexrl.config.sections import EnvConfig
+from apexrl.lifecycle import PATIENCE_STATUS, PERMANENT_STATUS
 from apexrl.networks.checkpoint import load_checkpoint
 from apexrl.networks.headers import latest_path
 from apexrl.replay.journal import held_numbers, identity_of
-from tests.system.processes import Process, launch, read_json, refuse, updates_of, wait_for, words_of
+from apexrl.running.run_directory import lock_run, save_config
+from tests.system.processes import (
+    ROOT,
+    Process,
+    launch,
+    read_json,
+    refuse,
+    updates_of,
+    wait_for,
+    wires_of,
+    words_of,
+)
 
 pytestmark = pytest.mark.timeout(1800)  # to end what hangs: whole runs, also on a machine with much else to do
 
@@ -165,6 +180,27 @@ def test_learners_that_cannot_share_are_refused_at_once(tmp_path, flags, said):
     status, text = refuse("--run-dir", tmp_path / "run", "--env", "CartPole-v1", "--preset", "small", *flags)
     assert status == PERMANENT_STATUS and said in text, text
     assert not (tmp_path / "run").exists()
+
+
+def test_a_guest_ends_when_the_servers_of_its_run_are_away_for_its_patience(tmp_path, free_ports):
+    host = with_preset(default_command(RunCommand, "apex-dqn"), "small")
+    (tmp_path / "host").mkdir()
+    save_config(dataclasses.replace(host, env=EnvConfig("Catch-v0"), run_dir=str(tmp_path / "host")))
+    flags = ("--guest", tmp_path / "host", "--patience-seconds", 8, "--no-evaluator")
+    with lock_run(str(tmp_path / "host")), launch(tmp_path, free_ports(4), *flags) as run:
+        assert run.popen.wait(600) == PATIENCE_STATUS, run.text()
+    last = "".join(run.text().splitlines()[-3:])
+    assert "learner ended with status 69: the replay server was away for 8 s (--patience-seconds)" in last, last
+    assert read_json(tmp_path / "run" / "summary.json")["roles_restarted"] == 0
+
+
+def test_actors_by_hand_end_when_the_replay_is_away_for_their_patience(tmp_path, free_ports):
+    flags = ("--env", "Catch-v0", "--preset", "small", "--num-workers", 2, "--patience-seconds", 2)
+    command = [ROOT / "actor.py", *flags, *wires_of(free_ports(4))]
+    with Process(command, tmp_path / "actors.txt") as actors:
+        assert actors.popen.wait(600) == PATIENCE_STATUS, actors.text()
+    last = actors.text().splitlines()[-1]
+    assert "worker" in last and "ended with status 69: the replay server at" in last and "restart" not in actors.text()
 
 
 @LONG

@@ -1,22 +1,27 @@
 """Games out of unrolls, against the steps that were played, and against Minari's own reader."""
 
+import contextlib
 import re
 import sys
 from pathlib import Path
 
+import gymnasium
 import msgspec
 import numpy as np
 import pytest
 from minari import MinariDataset
 
 from apexrl.agents.families import FAMILIES
+from apexrl.bounds import clipped
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.vector import make_environment
+from apexrl.environments.vector import make_environment, make_game
 from apexrl.errors import ConfigError
 from apexrl.net import wire
-from apexrl.replay.journal import Journal, new_identity
+from apexrl.own_modules import NOBODY
+from apexrl.replay.journal import Journal, identity_of, new_identity, read_entries
 from apexrl.replay.segment import Entry
-from apexrl.tools.minari_export import GameReader, write_dataset
+from apexrl.tools.minari_export import GameReader, export_games, write_dataset
+from apexrl.tools.minari_import import write_journal
 from apexrl.types import EnvironmentSpec, StreamSpec, StreamUnrolls
 from apexrl.unroll import UnrollCodec
 from tests.fields import random_unroll
@@ -197,6 +202,59 @@ def test_pictures_and_actions_of_several_numbers_come_back_exactly(tmp_path):
     np.testing.assert_array_equal(dataset[0].actions, actions[:2, 0])
     np.testing.assert_array_equal(dataset[0].observations, frames[:3, 0])  # no JPEG
     assert dataset[0].truncations.tolist() == [False, True]
+
+
+def recorded(env_id, directory):
+    """Writes a journal of random actions; returns the configuration of its environment, its spec and its games."""
+    config = EnvConfig(env_id)
+    with contextlib.closing(make_environment(config, 1)) as envs:
+        spec = envs.spec.streamed(12, 0)
+    rng, low_high = np.random.default_rng(0), np.array(spec.action_bounds, np.float32).T
+    size = 12, len(spec.action_bounds)
+    actions = rng.integers(0, spec.num_actions, 12) if spec.num_actions else rng.uniform(*low_high, size)
+    unroll, starts = random_unroll(spec, 0), np.arange(13) % 6 == 0
+    own = np.int32(actions) if spec.num_actions else clipped(actions, spec.action_bounds)
+    unroll = unroll._replace(actions=own, starts=starts, discounts=np.ones(12, np.float32))
+    directory.mkdir()
+    message = wire.encode(wire.Insert(0, "a", 0, 0, 0, 0.1, b"", b""))
+    entry = Entry(0, message, UnrollCodec(spec).encode(unroll))
+    with contextlib.closing(Journal(directory, new_identity(spec))) as journal:
+        journal.append(0, [(entry.message, entry.block)])
+    return config, spec, list(GameReader(spec).games([entry]))
+
+
+@pytest.mark.parametrize("env_id", ["Many-actions", "Steps", "Shifted", "Few-switches", "Matrix-actions", "Six"])
+def test_actions_are_those_that_the_environment_takes_and_come_back(env_id, tmp_path, monkeypatch):
+    config, spec, games = recorded(f"tests.environments.odd_envs:{env_id}-v0", tmp_path / "journal")
+    status, text = tool("export", "--format", "minari", tmp_path / "journal", "--out", tmp_path / "own-v0")
+    assert status == 0 and text.count("\n") == 1, text
+    dataset, space = MinariDataset(tmp_path / "own-v0" / "data"), make_game(config).action_space
+    assert dataset.action_space == space and "the environment takes" in dataset.storage.metadata["description"]
+    assert len(games) == dataset.total_episodes == 2
+    for episode in dataset.iterate_episodes():
+        assert all(action in space for action in episode.actions)
+    monkeypatch.setattr("apexrl.tools.minari_import.look_at", lambda config, patience: (spec, ()))
+    write_journal(tmp_path / "own-v0", tmp_path / "again", config, "")
+    again = GameReader(identity_of(tmp_path / "again").spec).games(read_entries(tmp_path / "again"))
+    for game, back in zip(games, again, strict=True):
+        np.testing.assert_array_equal(game.actions, back.actions)
+        assert game.actions.dtype == back.actions.dtype
+
+
+def test_actions_of_an_environment_that_is_not_here_are_the_agents_and_said_to_be(tmp_path):
+    _, spec, games = recorded("tests.environments.odd_envs:Shifted-v0", tmp_path / "journal")
+    gone = msgspec.structs.replace(spec, env="nowhere_else:Shifted-v0")
+    other = msgspec.structs.replace(spec, num_actions=4)
+    for number, (held, why) in enumerate(
+        ((gone, "whose code would run here: .* --trust"), (other, "not 4 numbers as in the log"))
+    ):
+        lines = export_games(tmp_path / "journal", read_entries(tmp_path / "journal"), held,
+                             tmp_path / f"own-v{number}", NOBODY)  # fmt: skip
+        assert len(lines) == 2 and re.search(f"as agents have them.*{why}", lines[1]), lines
+        dataset = MinariDataset(tmp_path / f"own-v{number}" / "data")
+        assert "as apexrl's agents number them" in dataset.storage.metadata["description"]
+        assert dataset.action_space == gymnasium.spaces.Discrete(held.num_actions)
+        np.testing.assert_array_equal(dataset[0].actions, games[0].actions)
 
 
 def test_a_dataset_that_cannot_be_written_is_refused_in_one_line(journal, tmp_path, monkeypatch):

@@ -5,9 +5,11 @@ guest's samples an insert bound the guest alone.
 """
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
+
+import msgspec
 
 from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError, WireError
@@ -29,8 +31,8 @@ BACKLOG_BATCHES = 4  # of a queue: a guest that is slower than the actors learns
 class GuestClient(OwnLog):
     """Follows a server's log and samples it here.
 
-    Where the learner wants other unrolls than the run's, they are cut anew. They are numbered anew then, too, so a
-    guest that is started again counts the experience again that it still finds.
+    Where the learner wants other unrolls than the run's, they are cut anew, as a log of another name. Each says its
+    number by the run's unroll that completes it, so that a guest that is started again knows which it has counted.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class GuestClient(OwnLog):
         self._seed = seed
         self._replay: Replay | None = None
         self._recutter: Recutter | None = None
+        self._most_parts = 1  # that one unroll of the run completes
 
     def poll(self, timeout_milliseconds: int) -> LogEvent | None:
         """Returns the next unroll of the log, else a batch; None when there is neither in time.
@@ -89,7 +92,10 @@ class GuestClient(OwnLog):
         if reason := why_not_cut(start.spec, wanted):
             raise ConfigError(f"the run's experience does not fit: {reason}")
         self._recutter = Recutter(start.spec, wanted)
-        log = secrets.token_hex(8) if self._recutter.is_needed else start.log
+        log = start.log
+        if self._recutter.is_needed:
+            log = blake2b(log.encode() + msgspec.json.encode(wanted), digest_size=8).hexdigest()
+            self._most_parts = start.spec.unroll_steps // wanted.unroll_starts + 1
         self._replay = Replay(self._config, LogIdentity(FORMAT, log, (0,), wanted), self._seed)
         self._replay.set_batch_sizes(self._batch_sizes)
         self._begin(log, wanted, self._replay.ring_unrolls, self._replay.tables)
@@ -99,10 +105,10 @@ class GuestClient(OwnLog):
         if not self._recutter.is_needed:
             self._replay.skip_to(append.number)
         try:
-            for insert, block, priorities, valid in self._recutter.of(append.insert, append.block):
+            for part, (insert, block, priorities, valid) in enumerate(self._recutter.of(append.insert, append.block)):
                 entry = LogEntry(b"", b"", int(valid.sum()), time.monotonic())  # the unroll store has the content
                 number = self._replay.insert([entry], priorities[None], valid[None])
-                self._events.append(LogAppend(number, insert, block))
+                self._events.append(LogAppend(number, insert, block, append.number * self._most_parts + part))
         except WireError as error:  # one actor's fault must not end the guest
             logger.warning("unroll %d of %s is not used: %s", append.number, append.insert.actor, error)
 

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
-from apexrl.errors import UNREADABLE, ApexError, ConfigError, JournalError
+from apexrl.errors import MALFORMED, UNREADABLE, ApexError, ConfigError, JournalError
 from apexrl.files import TEMPORARY, give_second_name, read_whole, replacing, write_durably, write_json
 from apexrl.learning.record.event_file import EventFile
 from apexrl.learning.record.status_file import STATUS_FILE, Status
@@ -45,6 +46,7 @@ from apexrl.networks.headers import (
 )
 from apexrl.networks.parameters import decode_parameters, halved
 from apexrl.runs import CURVE_FILE, CurvePoint
+from apexrl.streams import difference
 from apexrl.types import LogPosition
 
 logger = logging.getLogger(__name__)
@@ -140,8 +142,7 @@ class RunRecord:
         Raises: ConfigError when it is of another environment, network or optimizer.
         """
         header = checkpoint.header
-        if header.identity != self._identity:
-            raise ConfigError(f"the checkpoint is of {header}, not of this run: choose another --run-dir")
+        self._check_same(self._directory / CHECKPOINTS / LATEST, header)
         self.run = header.run or self.run
         best = self.counters.best_evaluation_return
         self.counters = self._start = msgspec.structs.replace(header.counters, best_evaluation_return=best)
@@ -276,9 +277,16 @@ class RunRecord:
         if not path.exists():
             return None
         best = load_header(path)
-        if best.identity != self._identity:
-            raise ConfigError(f"{path} is of {best}, not of this run: choose another --run-dir")
+        self._check_same(path, best)
         return best.counters.best_evaluation_return
+
+    def _check_same(self, path: Path, header: CheckpointHeader) -> None:
+        """Raises ConfigError when a checkpoint is of another environment, algorithm or network than this run."""
+        if (held := header.identity) != self._identity:
+            raise ConfigError(
+                f"{path} is of another run, whose {_difference(held, self._identity)}: give that run's flags to go on "
+                "with it, or choose another --run-dir"
+            )
 
     def _write_results(self) -> None:
         """Writes events, curve and best network, where the disk has not taken them yet."""
@@ -306,6 +314,26 @@ def _curve_values(evaluation: Evaluation, metrics: dict[str, float]) -> str:
     """Returns a line of the curve behind its seconds and frames."""
     values = ",".join(f"{metrics[f'evaluation/return_{name}']:.8g}" for name in ("mean", "median", "min", "max"))
     return f"{evaluation.params_version},{len(evaluation.returns)},{values},{evaluation.exploration:g}"
+
+
+def _difference(held: Identity, ours: Identity) -> str:
+    """Returns the algorithms of two identities; of one algorithm, the fields in which stream and network differ."""
+    if held.agent != ours.agent:
+        return f"agent is {held.agent}, not {ours.agent}"
+    theirs, own = _fields(held.network), _fields(ours.network)
+    differing = [difference(held.spec, ours.spec)] if held.spec != ours.spec else []
+    for name in sorted(theirs | own):
+        if (their := theirs.get(name, "the default")) != (our := own.get(name, "the default")):
+            differing.append(f"{name} is {their}, not {our}")
+    return "; ".join(differing)
+
+
+def _fields(network: str) -> dict[str, Any]:
+    """Returns the fields of a network's configuration as JSON; of a stranger's that is none, its beginning."""
+    try:
+        return msgspec.json.decode(network, type=dict[str, Any])
+    except MALFORMED:
+        return {"network": network[:100]}
 
 
 def _tidy(directory: Path) -> None:

@@ -156,6 +156,32 @@ def test_unrolls_that_do_not_fit_are_cut_anew(spec, make_unroll):
         assert set(event.insert.header(wanted.unroll_starts).priorities) <= {0, 1}
 
 
+@pytest.mark.parametrize("starts", [0.5, 1.5, 2])
+def test_a_guest_that_begins_again_knows_what_it_has_counted_of_unrolls_cut_anew(spec, make_unroll, starts):
+    """But for a part of one unroll of each stream: where they begin depends on the oldest that the run still holds."""
+    wanted = msgspec.structs.replace(spec, unroll_starts=int(starts * spec.unroll_starts), overlap_steps=1)
+
+    def followed(numbers, wanted=wanted, log="00000000000000aa"):
+        host = HostLog()
+        guest = guest_of(host, spec, ("transitions=priority",), {"transitions": 4}, wanted)
+        host.events = [start(spec, log), *(append(spec, make_unroll, number) for number in numbers)]
+        begin, *events = drained(guest)
+        return begin.log, [event for event in events if isinstance(event, LogAppend)]
+
+    name, before = followed(range(8))
+    again, after = followed(range(3, 12))
+    assert again == name != "00000000000000aa"
+    for appends in (before, after):
+        numbers = [event.log_number for event in appends]
+        assert numbers == sorted(set(numbers))
+    new = [event for event in after if event.log_number > before[-1].log_number]
+    counted_steps = before[-1].insert.first_step + wanted.unroll_starts
+    assert counted_steps - wanted.unroll_starts < new[0].insert.first_step <= counted_steps
+    longer = msgspec.structs.replace(wanted, unroll_starts=5 * spec.unroll_starts)
+    others = followed(range(2), log="00000000000000bb")[0], followed(range(2), longer)[0]
+    assert len({name, *others}) == 3
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_an_unroll_that_cannot_be_read_ends_no_guest(spec, make_unroll, is_cut):
     wanted = msgspec.structs.replace(spec, unroll_starts=2 * spec.unroll_starts) if is_cut else None

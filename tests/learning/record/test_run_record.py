@@ -169,10 +169,31 @@ def test_another_optimizer_is_a_clear_error(tmp_path, spec, agent, record):
         RunRecord(tmp_path, identity_of(spec)).restore(other, latest_checkpoint(tmp_path))
 
 
-def test_the_best_of_another_network_is_not_written_over(tmp_path, spec, agent, record):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"agent": "impala", "network": "{}"}, "agent is apex-dqn, not impala"),
+        ({"network": to_text(DuelingConfig((1, 2, 3), 4))}, "channels is .*, not .*; hidden_size is .*, not 4"),
+        ({"spec": StreamSpec("Other-v0", (2,), "float32", 1, 2, 1)}, "env is .*, not Other-v0; .*"),
+        ({"network": "junk"}, "channels is .*; network is the default, not junk.*"),
+    ],
+)
+def test_results_of_another_run_are_not_written_over_and_the_differences_named(
+    tmp_path, spec, agent, record, change, words
+):
+    record.checkpoint(agent)
+    other = identity_of(spec)._replace(**change)
+    refusal = rf"\.safetensors is of another run, whose {words}: give that run's flags .* another --run-dir$"
+    with pytest.raises(ConfigError, match=f"latest{refusal}") as refused:
+        RunRecord(tmp_path, other).restore(agent, latest_checkpoint(tmp_path))
+    assert "Header(" not in str(refused.value)
     record.evaluated(evaluation(agent, 20.0))
-    with pytest.raises(ConfigError, match="choose another --run-dir"):
-        RunRecord(tmp_path, identity_of(spec)._replace(network=to_text(DuelingConfig((1, 2, 3), 4))))
+    with pytest.raises(ConfigError, match=f"best{refusal}"):
+        RunRecord(tmp_path, other)
+
+
+def test_a_best_network_that_cannot_be_read_is_refused(tmp_path, spec, agent, record):
+    record.evaluated(evaluation(agent, 20.0))
     (tmp_path / "checkpoints" / BEST).write_bytes(b"junk")
     with pytest.raises(ConfigError, match=r"best\.safetensors"):
         RunRecord(tmp_path, identity_of(spec))
