@@ -12,6 +12,7 @@ if [ "${1:-}" = test ]; then
   case " $* " in *" --all "*) requirements="requirements-all.txt" ;; esac
 fi
 
+mark="$venv/made-by-run.sh" # a directory with this file is ours to clear, for example after Ctrl-C; no other one is
 make_environment() {
   local python=""
   for candidate in python3 python3.13 python3.12 python3.11 python; do
@@ -22,7 +23,15 @@ make_environment() {
   done
   [ -n "$python" ] || { echo "run.sh: Python 3.11 or newer is needed" >&2; exit 1; }
   { mkdir -p "$venv" && [ -w "$venv" ]; } || { echo "run.sh: $venv cannot be written: give APEXRL_VENV=DIR, another directory" >&2; exit 1; }
-  "$python" -m venv --clear "$venv" || { echo "run.sh: python's venv module is needed (Debian: apt install python3-venv)" >&2; rm -rf "$venv"; exit 1; }
+  if ! [ -e "$mark" ] && [ -n "$(ls -A "$venv")" ]; then
+    local found="has files, but no Python that runs" cure="empty this one"
+    if [ -x "$venv/bin/python" ]; then found="is an environment without pip" cure="say $venv/bin/python -m ensurepip"; fi
+    echo "run.sh: $venv $found: give APEXRL_VENV=DIR, a new directory, or $cure" >&2
+    exit 1
+  fi
+  touch "$mark"
+  find "$venv/" -mindepth 1 -maxdepth 1 ! -name "${mark##*/}" -exec rm -rf {} +
+  "$python" -m venv "$venv" || { echo "run.sh: python's venv module is needed (Debian: apt install python3-venv)" >&2; exit 1; }
 }
 [ -x "$venv/bin/python" ] || make_environment
 
@@ -45,7 +54,7 @@ choose_torch() {
 stamp="$venv/installed-$requirements"
 wanted() { "$venv/bin/python" -V && cat "$checkout/requirements.txt" "$checkout/$requirements"; }
 if ! cmp -s <(wanted) "$stamp"; then
-  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || make_environment # Ctrl-C came while the last one was made
+  "$venv/bin/python" -m pip --version >/dev/null 2>&1 || make_environment
   echo "installing $requirements into $venv ..."
   choose_torch
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${index[@]}" --requirement "$checkout/$requirements"

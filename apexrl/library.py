@@ -120,7 +120,9 @@ def train(env: str, *, on_status: Callback | None = None, on_evaluation: Callbac
             with contextlib.suppress(OSError):  # it is empty where the run never began
                 Path(directory).rmdir()
     if status:
-        raise ApexError(f"the run ended with exit status {status}: its output says why, and {directory}/logs")
+        logs = Path(directory) / "logs"
+        also = f", and {logs}" if logs.exists() else ""
+        raise ApexError(f"the run ended with exit status {status}: its output says why{also}")
     return Run(Path(directory).resolve())
 
 

@@ -19,6 +19,7 @@ from apexrl.types import Count, Finite, Name
 
 RUNS = Path("runs")  # where runs lie unless told otherwise
 CONFIG_FILE, STATUS_FILE, CURVE_FILE, SUMMARY_FILE = "config.json", "status.json", "evaluations.csv", "summary.json"
+SWEEP_FILE = "sweep.json"  # of the directory of a sweep
 CHECKPOINTS = ("checkpoints/best.safetensors", "checkpoints/latest.safetensors")  # the first that there is is played
 VIDEOS = "videos"  # the directory of a run's videos
 Which = Literal["best", "latest"]  # network of a run

@@ -94,8 +94,27 @@ def test_what_is_not_there_is_a_clear_error(tmp_path):
         apexrl.load(tmp_path, which="last")
     with pytest.raises(ConfigError, match="give the directory of a run, or a checkpoint"):
         apexrl.load(tmp_path / "x.safetensors")
-    with pytest.raises(ApexError, match="exit status 2"):
+    with pytest.raises(ApexError, match=r"exit status 2: its output says why$"):
         apexrl.train("NoSuchGame-v5", run_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize("has_logs", [False, True])
+def test_a_run_that_failed_names_its_logs_where_it_has_some(tmp_path, monkeypatch, has_logs):
+    class Failed:
+        """A launcher that fails at once, or when it has begun."""
+
+        def __init__(self, *_, **__):
+            if has_logs:
+                (tmp_path / "run/logs").mkdir(parents=True)
+
+        def wait(self):
+            return 2
+
+    monkeypatch.setattr("apexrl.library.start_child", Failed)
+    with pytest.raises(ApexError) as raised:
+        apexrl.train("Catch-v0", run_dir=tmp_path / "run")
+    where = f", and {tmp_path}/run/logs" if has_logs else ""
+    assert str(raised.value) == f"the run ended with exit status 2: its output says why{where}"
 
 
 def test_an_interrupted_run_that_does_not_end_is_killed(tmp_path, monkeypatch):
@@ -119,7 +138,7 @@ def test_an_interrupted_run_that_does_not_end_is_killed(tmp_path, monkeypatch):
             self.got.append("kill")
 
     started = []
-    monkeypatch.setattr("apexrl.library.subprocess.Popen", Stuck)
+    monkeypatch.setattr("apexrl.library.start_child", Stuck)
     with pytest.raises(KeyboardInterrupt):
         apexrl.train("Catch-v0", run_dir=tmp_path / "run")
     assert started[0].got == [signal.SIGINT, signal.SIGINT, "kill"]

@@ -130,6 +130,35 @@ def test_an_environment_whose_making_was_interrupted_is_made_anew(tmp_path):
     assert (tmp_path / ".venv/pip").exists()
 
 
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (("notes.txt", "rl/bin/python"), "has files, but no Python that runs"),
+        (("pyvenv.cfg", "installed-requirements.txt"), "has files, but no Python that runs"),
+        (("bin/python", "pyvenv.cfg", "mine.txt"), "is an environment without pip"),
+    ],
+)
+@pytest.mark.parametrize("name", [".venv", "envs"])
+def test_a_directory_that_it_has_not_made_stays_as_it_is(tmp_path, files, says, name):
+    programs, venv = tmp_path / "programs", tmp_path / name
+    programs.mkdir()
+    for path in (programs / "python3", *(venv / file for file in files)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('#!/bin/sh\ntest "$1 $2" != "-m pip" || exit 1\n')
+        path.chmod(0o755)
+    for file in ("run.sh", "requirements.txt"):
+        shutil.copy(ROOT / file, tmp_path)
+    before = {path: path.read_bytes() for path in venv.rglob("*") if path.is_file()}
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    environment |= {"APEXRL_VENV": str(venv)} if name == "envs" else {}
+    call = ["bash", tmp_path / "run.sh", "--help"]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    cure = f"say {venv}/bin/python -m ensurepip" if "without pip" in says else "empty this one"
+    line = f"run.sh: {venv} {says}: give APEXRL_VENV=DIR, a new directory, or {cure}\n"
+    assert (done.returncode, done.stderr) == (1, line)
+    assert {path: path.read_bytes() for path in venv.rglob("*") if path.is_file()} == before
+
+
 def test_an_environment_that_cannot_be_written_is_named_with_the_cure(tmp_path):
     shutil.copy(ROOT / "run.sh", tmp_path)
     (tmp_path / "file").touch()

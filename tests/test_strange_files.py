@@ -29,10 +29,10 @@ from apexrl.roles import export, watch
 from apexrl.running.prepare import prepare
 from apexrl.running.run_directory import read_config
 from apexrl.running.trackers import begin
-from apexrl.runs import CONFIG_FILE, CURVE_FILE, STATUS_FILE, SUMMARY_FILE
+from apexrl.runs import CONFIG_FILE, CURVE_FILE, STATUS_FILE, SUMMARY_FILE, SWEEP_FILE
 from apexrl.tools import compare, runs
 from apexrl.tools.run_results import named_by_settings, read_run, readable_runs
-from apexrl.tools.sweep import RECORD_FILE, Sweep
+from apexrl.tools.sweep import Sweep
 from apexrl.tools.sweep_plan import read_file
 from tests.system.processes import call
 from tests.tools.run_directories import write_run
@@ -177,7 +177,7 @@ def test_readers_of_single_files_refuse_them(tmp_path, strange, spec):
             read(path)
         assert "\n" not in str(fault.value)
     assert recover_snapshot(path, "log") is None and not os.path.lexists(path)
-    strange(tmp_path / RECORD_FILE)
+    strange(tmp_path / SWEEP_FILE)
     refused(Sweep, tmp_path, [], Stop())
     identity = Identity(spec, "apex-dqn", "{}")
     for name in (CURVE_FILE, f"checkpoints/{BEST}"):

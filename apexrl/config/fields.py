@@ -57,10 +57,14 @@ def check_ranges(config: Any) -> None:
             except ValueError as error:
                 raise ConfigError(f"{flag_of(field.name)} {error}") from error
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, bool) or not isinstance(number, int | float):
-                continue
-            if wanted := range_of(hints[field.name]).wanted(number):
-                raise ConfigError(f"{flag_of(field.name)} {number} makes no sense: it has to be {wanted}")
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                check_range(field.name, number, range_of(hints[field.name]))
+
+
+def check_range(name: str, number: float, allowed: Range) -> None:
+    """Raises ConfigError when the number of a field, or of an argument that is a flag, is outside its range."""
+    if wanted := allowed.wanted(number):
+        raise ConfigError(f"{flag_of(name)} {number} makes no sense: it has to be {wanted}")
 
 
 def range_of(hint: Any) -> Range:

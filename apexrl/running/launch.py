@@ -40,7 +40,7 @@ from apexrl.running.prepare import prepare, trackers_of
 from apexrl.running.run_directory import CONFIG_FILE, SUMMARY_FILE, journals_of
 from apexrl.running.supervise import STOP_LIMIT_SECONDS, Supervisor
 from apexrl.running.trackers import KINDS as TRACKERS
-from apexrl.runs import CHECKPOINTS, network_words
+from apexrl.runs import CHECKPOINTS, SWEEP_FILE, network_words
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger("run")
@@ -50,6 +50,7 @@ TRACKERS_IDLE_SECONDS = 10.0  # they wait for servers, which takes neither proce
 ENDING_SECONDS = 3 * STOP_LIMIT_SECONDS + 10.0  # a run ends within this time: its roles stop in three steps
 WATCH_SECONDS = 0.2
 LAST_WORD_SECONDS = 30.0  # after the time of a run, in which its learner says that it waits for the last evaluation
+SIGNS = (CONFIG_FILE, "tensorboard", SWEEP_FILE)  # of a run, of one by learner.py alone, of a sweep
 FINISHING = frozenset({"learner", "lockstep"})  # the roles that reach the end of a run; it has one of them
 
 
@@ -143,11 +144,15 @@ def start_observers(supervisor: Supervisor, command: RunCommand) -> None:
 
 
 def shown_by_board(directory: Path) -> Path:
-    """Returns the directory whose event files TensorBoard reads: that of all runs, where it holds nothing else."""
+    """Returns the directory below which TensorBoard looks for event files: that of all runs, or the run's own.
+
+    It is the run's own where others than runs and sweeps lie beside it: a home would be searched again and again.
+    """
     directory = directory.resolve()
     try:
-        others = (path for path in directory.parent.iterdir() if path != directory)
-        return directory.parent if all((path / CONFIG_FILE).exists() for path in others) else directory
+        others = (path for path in directory.parent.iterdir() if path != directory and path.is_dir())
+        are_runs = all(any((path / name).exists() for name in SIGNS) for path in others)
+        return directory.parent if are_runs else directory
     except OSError:  # somebody else's, such as lost+found
         return directory
 

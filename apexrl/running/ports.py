@@ -11,7 +11,7 @@ import socket
 from collections.abc import Collection, Iterable
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.fields import with_values
+from apexrl.config.fields import values_of, with_values
 from apexrl.config.flags import Asked
 from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
@@ -72,12 +72,13 @@ def with_free_ports(command: RunCommand, given: Collection[str], held: contextli
     needed, reserved = _needed(command), Reserved(held)
     faults = {name: fault for name, at in needed.items() if (fault := _fault(name, *at, reserved)) is not None}
     if wrong := [name for name in faults if name in given]:
-        flags, found = " and ".join(map(flag_of, wrong)), " and ".join(str(faults[name]) for name in wrong)
-        cure = f"stop what listens there, give another {flags}, or leave that out"
+        found = " and ".join(str(faults[name]) for name in wrong)
+        cure = f"stop what listens there, give another {_flags(command, wrong)}, or leave that out"
         raise ConfigError(f"{found}: {cure}") from faults[wrong[0]].__cause__
     kept = [port for name, (_, ports) in needed.items() if name in given for port in ports]
     if len(set(kept)) < len(kept):
-        raise ConfigError(f"ports {sorted(kept)}: each has to be another one")
+        flags = _flags(command, [name for name in needed if name in given])
+        raise ConfigError(f"{flags} give the ports {sorted(kept)}: each has to be another one")
     others = dict[str, int]()
     for name, (host, ports) in needed.items():
         if name not in given:
@@ -87,6 +88,13 @@ def with_free_ports(command: RunCommand, given: Collection[str], held: contextli
     taken = " ".join(str(needed[name][1][0]) for name in others)
     said = f"ports {taken} are taken: this run has {' '.join(map(str, others.values()))}" if others else ""
     return with_values(command, others), said
+
+
+def _flags(command: RunCommand, names: Iterable[str]) -> str:
+    """Returns the flags that gave the ports of some names, in words; --port-base gives those of its row."""
+    base, at = command.port_base, values_of(command)
+    of_base = {name for i, name in enumerate(IN_ORDER) if base and at[name] == base + i}
+    return " and ".join(dict.fromkeys("--port-base" if name in of_base else flag_of(name) for name in names))
 
 
 def _needed(command: RunCommand) -> dict[str, tuple[str, range]]:

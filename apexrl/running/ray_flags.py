@@ -3,15 +3,17 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
+from apexrl.config.fields import check_ranges
+from apexrl.config.sections import Range
 from apexrl.config.words import value_given
 from apexrl.errors import ConfigError
 
 PATH_FLAGS = ("--run-dir", "--resume", "--fork", "--journal-dir", "--record-dir", "--keys")
 WORDS = ("", "auto", "off")  # values of path flags that are no paths
-LEAST_PATIENCE_SECONDS = 15.0  # a group is silent while its processes end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +26,9 @@ class RayConfig:
     """Name of the run among those of the cluster; by default the name of its directory."""
     ray_wait_seconds: float = 300.0
     """Seconds to wait for CPUs and GPUs that the cluster does not have yet."""
-    ray_patience_seconds: float = 45.0
-    """Seconds of silence after which the driver, the registry or a group counts as gone: at least 15. Ray itself gives
-    a lost head up after 60."""
+    ray_patience_seconds: Annotated[float, Range(15)] = 45.0  # a group is silent while its processes end
+    """Seconds of silence after which the driver, the registry or a group counts as gone. Ray itself gives a lost head
+    up after 60."""
 
 
 def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
@@ -53,10 +55,9 @@ def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
     if "--help" in run_flags:
         ray_flags = ["--help"]
     config = tyro.cli(RayConfig, args=ray_flags, prog="python -m apexrl.running.ray_cluster")
+    check_ranges(config)
     if workers != "auto" and (not workers.isdecimal() or workers == "0"):
         raise ConfigError(f"--num-workers {workers}: give a number from 1 on, or auto")
-    if config.ray_patience_seconds < LEAST_PATIENCE_SECONDS:
-        raise ConfigError(f"--ray-patience-seconds: give {LEAST_PATIENCE_SECONDS:g} or more")
     for flag in ("--guest", "--from-journal", "--reproducible"):
         if value_given(flag, run_flags) or flag in run_flags:
             raise ConfigError(f"{flag} needs no cluster: give it to run.sh")

@@ -1,5 +1,6 @@
 """`apexrl card [RUN]`: a model card of a run in Markdown, made from its directory. Loads no network."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from apexrl.lines import say
 from apexrl.networks.config import own_network
 from apexrl.networks.headers import load_header
 from apexrl.runs import CHECKPOINTS, RUNS, evaluation_of, found_checkpoint, newest_run
+
+TITLE = re.compile(rb"# .+, played by \S+\s*")  # the first line of a card
 
 
 def card_of(run: Path) -> str:
@@ -81,6 +84,14 @@ action = agent.act(observation)
 `apexrl watch {shlex.quote(path.name)} --episodes 100{" --trust" if trust else ""}` plays other games, and films one."""
 
 
+def is_card(path: Path) -> bool:
+    """Returns whether a file is the card of a run, by its first line. Raises: OSError when it cannot be read."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return TITLE.fullmatch(file.readline(1000)) is not None
+
+
 def main() -> int:
     """Runs the command line; returns the exit status."""
     return attempt("write a card", lambda: tyro.cli(write_card, prog=program()))
@@ -91,14 +102,17 @@ def write_card(run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="
 
     Args:
       run: The directory of a run, or a checkpoint; by default the newest run in ./runs that has one.
-      output: File to write; by default the card is printed.
+      output: File to write, a new one or an earlier card; by default the card is printed.
     """
     card = card_of(Path(run) if run else newest_run(RUNS, CHECKPOINTS))
     if not output:
         say(card)
         return 0
+    path = Path(output)
     try:
-        with replacing(Path(output)) as temporary:
+        if path.exists() and not is_card(path):
+            raise ConfigError(f"--output {output} is no card of a run: give another file, or remove that")
+        with replacing(path) as temporary:
             temporary.write_text(card)
     except OSError as error:
         raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error

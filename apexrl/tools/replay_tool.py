@@ -18,8 +18,10 @@ import msgspec
 import numpy as np
 import tyro
 
-from apexrl.config.sections import EnvConfig
-from apexrl.config.words import program
+from apexrl.config.fields import check_range, check_ranges
+from apexrl.config.flags import REGISTRY
+from apexrl.config.sections import EnvConfig, Range
+from apexrl.config.words import gathered, program
 from apexrl.errors import ConfigError, WireError, fault_of
 from apexrl.extras import missing
 from apexrl.files import read_whole, replacing
@@ -286,6 +288,7 @@ def import_games(
       agent: The algorithm whose unrolls are written; others that learn from steps alone cut them anew.
       format: minari, for which that package has to be installed.
     """
+    check_ranges(config)
     if lack := missing("minari", f"--format {format}"):
         raise ConfigError(lack)
     from apexrl.tools.minari_import import write_journal  # noqa: PLC0415 - loads gymnasium
@@ -339,6 +342,7 @@ def mirror(
       max_gb: Gigabytes of unrolls that the copy keeps at most; 0: as many unrolls as the server may hold.
       log: The name of the log, where the server has several.
     """
+    check_range("max_gb", max_gb, Range(0))
     return mirrors.run(directory, server, keys, max_gb, log)
 
 
@@ -346,8 +350,8 @@ def main() -> int:
     """Runs one command of the command line; returns its exit status."""
     commands: dict[str, Callable[..., int]] = {c.__name__: c for c in (inspect, verify, export, summary, mirror)}
     commands["import"] = import_games
-    words = sys.argv[1:]
+    words = gathered(sys.argv[1:], "--wrapper")
     if words and not words[0].startswith("-") and words[0] not in commands:
         words = ["inspect", *words]
     cli = tyro.extras.subcommand_cli_from_dict
-    return attempt("inspect", lambda: cli(commands, args=words, prog=program(), config=NO_PREFIXES))
+    return attempt("inspect", lambda: cli(commands, args=words, prog=program(), config=NO_PREFIXES, registry=REGISTRY))

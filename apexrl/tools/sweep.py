@@ -28,11 +28,12 @@ from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.run_directory import SUMMARY_FILE, continued, lock_run
 from apexrl.running.supervise import Supervisor, describe_status
 from apexrl.running.torch_look import asking
+from apexrl.runs import SWEEP_FILE
 from apexrl.tools.comparison import write_comparison
 from apexrl.tools.run_results import readable_runs
 from apexrl.tools.sweep_plan import SweepFile, SweepRun, read_file, runs_of
 
-RECORD_FILE, LOCK_FILE, COMPARISON = "sweep.json", "sweep.lock", "comparison"
+LOCK_FILE, COMPARISON = "sweep.lock", "comparison"
 WATCH_SECONDS, WAIT_SECONDS = 0.2, 2.0
 
 
@@ -54,7 +55,7 @@ class Sweep:
         self._directory = directory
         self.runs = runs
         self._stop = stop
-        path = directory / RECORD_FILE
+        path = directory / SWEEP_FILE
         fault = f"is damaged (put a sound copy there, or move {directory} away)"
         self._records = read_json(path, dict[str, Record], fault) if os.path.lexists(path) else {}
         for run in runs:
@@ -176,7 +177,7 @@ class Sweep:
 
     def _note(self, run: SweepRun, is_complete: bool) -> None:
         self._records[run.directory.name] = Record(run.arguments, is_complete)
-        write_json(self._directory / RECORD_FILE, self._records)
+        write_json(self._directory / SWEEP_FILE, self._records)
 
     def _log(self, run: SweepRun) -> Path:
         return run.directory.with_name(f"{run.directory.name}.log")

@@ -100,7 +100,7 @@ def test_a_resumed_run_keeps_its_algorithm(saved):
         prepared("--agent", "apex-dqn", "--resume", saved.run_dir)
 
 
-def test_the_board_shows_all_runs_of_a_directory_that_holds_nothing_else(tmp_path):
+def test_the_board_shows_all_runs_of_a_directory_that_holds_no_other_directories(tmp_path):
     run, other = tmp_path / "runs" / "a", tmp_path / "runs" / "b"
     run.mkdir(parents=True)
     assert shown_by_board(run) == tmp_path / "runs"
@@ -108,8 +108,15 @@ def test_the_board_shows_all_runs_of_a_directory_that_holds_nothing_else(tmp_pat
     assert shown_by_board(run) == run
     (other / "config.json").write_text("{}")
     assert shown_by_board(run) == tmp_path / "runs"
+    of_sweep = tmp_path / "runs" / "rates" / "fast-seed0"
+    of_sweep.mkdir(parents=True)
+    for name in ("sweep.json", "sweep.lock", "fast-seed0.log", "comparison.csv"):
+        (of_sweep.parent / name).write_text("")
+    (tmp_path / "runs" / "by-hand" / "tensorboard").mkdir(parents=True)  # learner.py writes no config.json
     (tmp_path / "runs" / "notes.txt").write_text("")
-    assert shown_by_board(run) == run
+    assert shown_by_board(run) == tmp_path / "runs" and shown_by_board(of_sweep) == of_sweep.parent
+    (tmp_path / "runs" / "pictures" / "2026").mkdir(parents=True)
+    assert shown_by_board(run) == run and shown_by_board(of_sweep) == of_sweep.parent
 
 
 def test_the_board_shows_one_run_beside_what_cannot_be_read(tmp_path, monkeypatch):

@@ -79,11 +79,17 @@ def test_a_run_takes_free_ports_where_nobody_asked_for_taken_ones(shards, held):
 
 def test_taken_ports_that_were_asked_for_are_named_at_once(held):
     base = free_row(HOST, 7)
-    line = asked("--port-base", base)
     listening(held, base, base + 4)
-    cure = "stop what listens there, give another --actor-port and --tensorboard-port"
-    with pytest.raises(ConfigError, match=f"port {base + 4} .* and port {base} .*: {cure}"):
-        with_free_ports(line.command, line.given, held)
+    for words, flags in (
+        (["--actor-port", base + 4, "--tensorboard-port", base], "--actor-port and --tensorboard-port"),
+        (["--port-base", base], "--port-base"),
+        (["--port-base", base, "--actor-port", base + 1, "--metrics-port", base + 4], "--metrics-port and --port-base"),
+    ):
+        line = asked(*words)
+        cure = f"stop what listens there, give another {flags}, or leave that out"
+        with contextlib.ExitStack() as reserved:
+            with pytest.raises(ConfigError, match=f"port {base + 4} .* and port {base} .*: {cure}"):
+                with_free_ports(line.command, line.given, reserved)
 
 
 def test_runs_that_begin_at_the_same_moment_have_ports_of_their_own(held):
@@ -101,7 +107,7 @@ def test_runs_that_begin_at_the_same_moment_have_ports_of_their_own(held):
 def test_ports_that_are_the_same_are_refused_or_told_apart(held):
     port, other = free_row(HOST, 1), free_row(HOST, 1)
     line = asked("--parameter-port", port, "--actor-port", port)
-    with pytest.raises(ConfigError, match="each has to be another one"):
+    with pytest.raises(ConfigError, match="^--parameter-port and --actor-port give .* each has to be another one"):
         with_free_ports(line.command, line.given, held)
     line = asked("--parameter-port", other)
     wires = dataclasses.replace(line.command.wires, metrics_port=other)

@@ -161,7 +161,9 @@ def test_the_end_of_the_driver_and_of_the_head(nodes, tmp_path):
     ("flags", "message"),
     [
         (["--num-workers", "some"], "--num-workers some: give a number from 1 on, or auto"),
-        (["--ray-patience-seconds", "5"], "--ray-patience-seconds: give 15 or more"),
+        (["--ray-patience-seconds", "5"], "--ray-patience-seconds 5.0 makes no sense: it has to be at least 15"),
+        (["--ray-patience-seconds=nan"], "--ray-patience-seconds nan makes no sense: it has to be a finite number"),
+        (["--ray-wait-seconds", "-1"], "--ray-wait-seconds -1.0 makes no sense: it has to be more than 0"),
         (["--reproducible"], "--reproducible needs no cluster"),
         (["--guest", "runs/x"], "--guest needs no cluster"),
         (["--stop-at-return", "18"], "--stop-at-return is not known on a cluster: give --total-frames"),

@@ -44,8 +44,9 @@ def test_a_card_tells_training_evaluation_flags_versions_and_use(tmp_path, monke
     latest = card.card_of(run / "checkpoints" / "latest.safetensors")
     assert "`latest.safetensors`, update 30" in latest and "| mean | 0.75 |" in latest
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["apexrl card", "run", "--output", "README.md"])
-    assert card.main() == 0 and (tmp_path / "README.md").read_text() == text
+    monkeypatch.setattr(sys, "argv", ["apexrl card", "run", "--output", "card.md"])
+    for _ in range(2):  # it replaces an earlier card
+        assert card.main() == 0 and (tmp_path / "card.md").read_text() == text
     monkeypatch.setattr(sys, "argv", ["apexrl card", "run"])
     assert card.main() == 0 and capsys.readouterr().out == text + "\n"
 
@@ -61,6 +62,20 @@ def test_a_card_of_a_network_of_ones_own_says_to_trust_its_module(tmp_path):
     run = write_run(tmp_path / "run", [])
     with_network(run, "latest.safetensors", 7, network='{"network": "my_network:Torso"}')
     assert "trust=True" in card.card_of(run)
+
+
+@pytest.mark.parametrize("content", ["# apexrl\n\nOff-policy\n", "", b"\x93\xff", None])
+def test_a_file_that_is_no_card_is_not_replaced(tmp_path, content):
+    with_network(write_run(tmp_path / "run", []), "latest.safetensors", 7)
+    output = tmp_path / "README.md"
+    if content is None:
+        output.mkdir()
+    else:
+        output.write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = None if content is None else output.read_bytes()
+    status, said = call(card.main, tmp_path / "run", "--output", output)
+    assert status == 2 and f"--output {output} is no card of a run: give another file, or remove that" in said
+    assert output.is_dir() if content is None else output.read_bytes() == before
 
 
 def test_a_directory_without_a_network_has_no_card(tmp_path):

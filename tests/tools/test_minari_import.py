@@ -19,6 +19,7 @@ from apexrl.errors import ConfigError
 from apexrl.learning.experience.journal_client import agents_for, check_usable, recorded_stream
 from apexrl.replay.journal import identity_of, read_entries
 from apexrl.tools.minari_export import GameReader, write_dataset
+from apexrl.tools import minari_import
 from apexrl.tools.minari_import import write_journal
 from apexrl.types import Field
 from tests.learning.experience.test_journal_client import client_of, read
@@ -223,6 +224,18 @@ def test_an_id_is_one_of_minaris_own_on_this_machine(tmp_path, monkeypatch):
     dataset_of(tmp_path / "own" / "cartpole" / "random-v0", env, buffers)
     status, text = tool("import", "cartpole/random-v0", "--out", tmp_path / "journal", "--env", "CartPole-v1")
     assert status == 0 and "2 games of" in text, text
+
+
+def test_the_flags_of_the_environment_are_those_of_training(tmp_path, monkeypatch):
+    configs = []
+    monkeypatch.setattr(minari_import, "write_journal", lambda source, out, config, agent: configs.append(config) or "")
+    command = "import", "games-v0", "--out", tmp_path / "journal"
+    wrappers = "--wrapper", "a:One", "--wrapper=b:Two"
+    assert tool(*command, "--env", "Catch-v0", "--max-episode-frames", "1e3", *wrappers)[0] == 0
+    assert configs == [EnvConfig("Catch-v0", max_episode_frames=1000, wrapper=("a:One", "b:Two"))]
+    for flag, number in (("--max-episode-frames", "-5"), ("--repeat-action-probability", "nan")):
+        status, text = tool(*command, flag, number)
+        assert (status, len(configs)) == (2, 1) and f"{flag} {number} makes no sense" in text
 
 
 def test_no_module_that_a_dataset_names_is_imported(tmp_path):

@@ -68,6 +68,13 @@ def test_a_server_goes_on_from_the_copy(tmp_path):
             copied(server, copy, 33)
 
 
+@pytest.mark.parametrize("number", ["-1", "nan", "inf"])
+def test_a_bound_that_makes_no_sense_is_refused(tmp_path, number):
+    status, said = call(replay_tool.main, "mirror", tmp_path / "copy", "--max-gb", number, "--server", "nowhere")
+    assert status == 2 and f"--max-gb {float(number)} makes no sense: it has to be" in said
+    assert not (tmp_path / "copy").exists()
+
+
 def test_only_one_program_writes_a_copy(tmp_path):
     with Mirror(tmp_path, NO_BOUND), pytest.raises(ConfigError, match="belongs to"):
         Mirror(tmp_path, NO_BOUND)

@@ -15,8 +15,9 @@ from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import CheckpointHeader, Counters, latest_path
 from apexrl.running.display import summary_of
 from apexrl.running.run_directory import SUMMARY_FILE, lock_run
+from apexrl.runs import SWEEP_FILE
 from apexrl.tools import sweep as module
-from apexrl.tools.sweep import RECORD_FILE, Sweep, main
+from apexrl.tools.sweep import Sweep, main
 from apexrl.tools.sweep_plan import SweepFile, runs_of
 from tests.system.processes import Process, is_gone, read_json, wait_for
 from tests.tools.run_directories import write_run
@@ -187,7 +188,7 @@ def test_a_run_that_was_begun_with_other_flags_is_refused(launches, make):
 
 
 def test_a_damaged_record_is_refused(tmp_path, make):
-    (tmp_path / RECORD_FILE).write_text('{"a-seed0": 3}')
+    (tmp_path / SWEEP_FILE).write_text('{"a-seed0": 3}')
     with pytest.raises(ConfigError, match=r"sweep\.json is damaged .*, or move"):
         make()
 
