@@ -87,9 +87,9 @@ def test_taken_ports_that_were_asked_for_are_named_at_once(held):
     ):
         line = asked(*words)
         cure = f"stop what listens there, give another {flags}, or leave that out"
-        with contextlib.ExitStack() as reserved:
-            with pytest.raises(ConfigError, match=f"port {base + 4} .* and port {base} .*: {cure}"):
-                with_free_ports(line.command, line.given, reserved)
+        wrong = pytest.raises(ConfigError, match=f"port {base + 4} .* and port {base} .*: {cure}")
+        with contextlib.ExitStack() as reserved, wrong:
+            with_free_ports(line.command, line.given, reserved)
 
 
 def test_runs_that_begin_at_the_same_moment_have_ports_of_their_own(held):
@@ -107,7 +107,7 @@ def test_runs_that_begin_at_the_same_moment_have_ports_of_their_own(held):
 def test_ports_that_are_the_same_are_refused_or_told_apart(held):
     port, other = free_row(HOST, 1), free_row(HOST, 1)
     line = asked("--parameter-port", port, "--actor-port", port)
-    with pytest.raises(ConfigError, match="^--parameter-port and --actor-port give .* each has to be another one"):
+    with pytest.raises(ConfigError, match=r"^--parameter-port and --actor-port give .* each has to be another one"):
         with_free_ports(line.command, line.given, held)
     line = asked("--parameter-port", other)
     wires = dataclasses.replace(line.command.wires, metrics_port=other)

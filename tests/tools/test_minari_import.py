@@ -18,8 +18,8 @@ from apexrl.environments.vector import make_environment
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.journal_client import agents_for, check_usable, recorded_stream
 from apexrl.replay.journal import identity_of, read_entries
-from apexrl.tools.minari_export import GameReader, write_dataset
 from apexrl.tools import minari_import
+from apexrl.tools.minari_export import GameReader, write_dataset
 from apexrl.tools.minari_import import write_journal
 from apexrl.types import Field
 from tests.learning.experience.test_journal_client import client_of, read
