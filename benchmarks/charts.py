@@ -49,12 +49,14 @@ COMPARISONS = {  # the rows of charts, by the names of their files
     "curves": [Row("", ("minutes", "frames"), {
         "pong-ape-x-seed0": "Ape-X", "pong-impala": "IMPALA", "pong-laser-seed0": "LASER, 3 of 4 replayed"})],
     "games": [
-        Row(title, ("frames",), {f"games-{name}-ape-x": "Ape-X", f"games-{name}-sb3-dqn": "SB3 DQN"})
+        Row(title, ("frames",), {f"games-{name}-{file}": label for file, label in {
+            "ape-x": "Ape-X", "sb3-dqn": "SB3 DQN", "impact": "IMPACT"}.items()})
         for title, name in {"Breakout": "breakout", "SpaceInvaders": "spaceinvaders", "BeamRider": "beamrider"}.items()
     ],
     "games-breakout": [Row("", ("frames",), {
         "games-breakout-ape-x": "Ape-X, one rate", "games-breakout-falling": "Ape-X, a rate that falls over 16 M",
-        "games-breakout-impact": "IMPACT, a rate that falls over 12 M"})],
+        "games-breakout-impact": "IMPACT, a rate that falls over 12 M, one core",
+        "games-breakout-impact-hour": "IMPACT, an hour of two cores"})],
     "games-breakout-gpu": [Row("", ("minutes", "frames"), {
         "games-breakout-gpu": "Ape-X", "games-breakout-gpu-impact": "IMPACT"})],
     "robots-half-cheetah-impact": [Row("", ("minutes", "frames"), {
