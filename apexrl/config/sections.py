@@ -20,7 +20,7 @@ MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 LONGEST_VARIANT = 2000  # characters; the wire takes no more
 GREATEST = 1e15  # of numbers without an end of their own: sums of several fit messages and files, which end at 2**53
 LONGEST_SECONDS = 1e9  # 31 years; clocks of the operating system take ten times as many
-MOST_FRAMES = 2**31 - 1  # of a game, as ale-py counts them
+MOST_FRAMES = 2_000_000_000  # of a game, which ale-py counts in 32 bits
 KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
 
