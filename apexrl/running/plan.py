@@ -288,9 +288,9 @@ def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_
     own_workers = -(-acting.num_workers // wires.shards)  # of the first shard, which has the most
     if command.has_actors and (own_workers > MAX_ACTORS or own_workers * acting.environments_per_worker > MAX_SLOTS):
         raise ConfigError(
-            f"--num-workers {acting.num_workers} of --environments-per-worker {acting.environments_per_worker} are more "
-            f"than the {MAX_ACTORS:,} processes and {MAX_SLOTS:,} environments of a replay server: give less, or more "
-            "--shards"
+            f"--num-workers {acting.num_workers} of --environments-per-worker {acting.environments_per_worker} are "
+            f"more than the {MAX_ACTORS:,} processes and {MAX_SLOTS:,} environments of a replay server: give less, or "
+            "more --shards"
         )
     command = dataclasses.replace(command, wires=wires, acting=acting)
     share = share_of(learner_command(command), num_learners)

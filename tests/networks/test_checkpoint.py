@@ -50,7 +50,7 @@ def test_a_file_cut_short_is_named(tmp_path, spec):
 
 def test_a_configuration_that_no_header_holds_is_refused(spec):
     inputs = tuple(f"part{i}=3x3" for i in range(200))
-    with pytest.raises(ConfigError, match="--network and --inputs make 2[0-9]{3} characters, 2000 are the most"):
+    with pytest.raises(ConfigError, match=r"--network and --inputs make 2[0-9]{3} characters, 2000 are the most"):
         Identity.of(spec, "apex-dqn", DuelingConfig(network="a:b", inputs=inputs))
 
 

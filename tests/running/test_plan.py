@@ -326,20 +326,6 @@ def test_each_shard_has_to_hold_its_part_of_a_batch():
         planned(*flags, "--shards", "2")
 
 
-@pytest.mark.parametrize("flags", [["65", "4096"], ["4097", "1"], ["263", "1000"]])
-def test_actors_that_no_server_takes_are_refused(flags):
-    workers, environments = flags
-    with pytest.raises(ConfigError, match=f"--num-workers {workers} of --environments-per-worker {environments} are "):
-        planned("--env", "Catch-v0", "--num-workers", workers, "--environments-per-worker", environments)
-
-
-def test_a_batch_that_no_server_draws_is_refused():
-    flags = ["--env", "Catch-v0", "--batch-size", "20000"]
-    with pytest.raises(ConfigError, match="each learner draws 20000 of transitions at once by --batch-size"):
-        planned(*flags)
-    assert planned(*flags, "--num-learners", "2").command.update.batch_size == 20_000
-
-
 def test_the_plan_tells_which_numbers_change():
     flags = ["--agent", "impala", "--env", "Catch-v0", "--total-frames", "9000", "--entropy-cost", "3:0.01:80_000"]
     rows = dict(describe(make_plan(Asked.of(default_command(RunCommand, "impala"), flags), None)))
