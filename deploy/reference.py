@@ -8,7 +8,6 @@ import dataclasses
 import importlib
 import inspect
 import itertools
-import math
 import os
 import re
 import subprocess
@@ -25,7 +24,7 @@ from apexrl.config.commands import ActorCommand, Command, OfflineCommand, Replay
 from apexrl.config.fields import range_of
 from apexrl.config.flags import FAMILY_SECTIONS, default_command
 from apexrl.config.help import texts_of
-from apexrl.config.sections import Range
+from apexrl.config.sections import GREATEST, Range
 from apexrl.config.words import flag_of
 from apexrl.learning.record.metric_texts import TEXTS
 from apexrl.running.ray_flags import RayConfig
@@ -176,8 +175,8 @@ def values_of(hint: Any) -> str:
 def range_text(allowed: Range) -> str:
     """Returns the range of a number, in words."""
     if allowed.least is None:
-        return " above 0" if math.isinf(allowed.most) else f" above 0, {allowed.most:g} at most"
-    return f" from {allowed.least:g}" + ("" if math.isinf(allowed.most) else f" to {allowed.most:g}")
+        return " above 0" if allowed.most == GREATEST else f" above 0, {allowed.most:g} at most"
+    return f" from {allowed.least:g}" + ("" if allowed.most == GREATEST else f" to {allowed.most:g}")
 
 
 def default_of(value: Any) -> str:

@@ -100,6 +100,7 @@ def test_the_way_is_told_in_words(number, ends, words):
         ("3e-4:-1", "--learning-rate -1.0 makes no sense: it has to be more than 0"),
         ("0:1", "--learning-rate 0.0 makes no sense: it has to be more than 0"),
         ("1:inf", "has to be a finite number"),
+        ("1e-3:0:1e16", "--learning-rate 1e-3:0:1e16 makes no sense: its frames have to be at most 1e\\+15"),
     ],
 )
 def test_start_and_end_are_numbers_of_their_flag(value, words):

@@ -1,6 +1,10 @@
 import dataclasses
+import datetime
+import threading
+import time
 import typing
 
+import msgspec
 import pytest
 
 from apexrl.agents.contract import Section
@@ -13,17 +17,24 @@ from apexrl.config.commands import (
     RunCommand,
     WorkerCommand,
 )
+from apexrl.config.fields import check_ranges, range_of, values_of
 from apexrl.config.flags import (
     check_together,
     default_command,
     explicit_replay,
+    learner_command,
     parse,
     to_flags,
     with_preset,
     with_sections,
 )
-from apexrl.config.sections import Range
+from apexrl.config.sections import Changing, Range
 from apexrl.errors import ConfigError
+from apexrl.learning.goal import Courses
+from apexrl.net.actor_sessions import MAX_STREAMS_PER_ACTOR
+from apexrl.net.metrics_channel import MAX_GAMES
+from apexrl.net.wire import MAX_BATCHES_AHEAD
+from apexrl.networks.headers import Counters
 from apexrl.types import StreamSpec
 from tests.own_agent import OwnAlgorithm
 
@@ -199,6 +210,12 @@ def test_a_preset_that_an_algorithm_lacks_is_its_defaults(monkeypatch):
         (["--epsilon-base", "0"], "more than 0"),
         (["--epsilon-base", "2"], "at most 1"),
         (["--channels", "16", "0", "16"], "--channels 0"),
+        (["--total-frames", "1e16"], r"--total-frames 10000000000000000 makes no sense: it has to be at most 1e\+15"),
+        (["--total-updates", "1e17"], "--total-updates 100000000000000000 makes no sense"),
+        (["--episodes", "10001"], "--episodes 10001 makes no sense: it has to be at most 10000"),
+        (["--environments-per-worker", "4097"], "--environments-per-worker 4097 makes no sense"),
+        (["--max-episode-frames", "3G"], "--max-episode-frames 3000000000 makes no sense"),
+        (["--patience-seconds", "1e10"], r"--patience-seconds 10000000000\.0 makes no sense"),
         (["--capacity", "10"], "--min-size-to-sample 50000 is more than --capacity 10"),
         (["--journal-flush-seconds", "-1"], "at least 0"),
         (["--journal-snapshot-seconds", "0"], "more than 0"),
@@ -224,6 +241,46 @@ def test_the_bounds_of_a_range_belong_to_it():
     assert not Range(0, 1).wanted(0) and not Range(0, 1).wanted(1) and not Range(most=1).wanted(0.5)
     assert [Range(0, 1).wanted(x) for x in (-1, 2, float("nan"))] == ["at least 0", "at most 1", "a finite number"]
     assert Range().wanted(0) == Range(most=1).wanted(0) == "more than 0"
+    assert not Range().wanted(10**15) and Range().wanted(10**15 + 1) == "at most 1e+15"
+
+
+def at_the_end(config):
+    """Every number at the upper end of its range, those that change over as many frames."""
+    hints, changes = typing.get_type_hints(type(config), include_extras=True), {}
+    for field in dataclasses.fields(config):
+        value, most = getattr(config, field.name), range_of(hints[field.name]).most
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = at_the_end(value)
+        elif getattr(hints[field.name], "__origin__", hints[field.name]) == Changing:
+            changes[field.name] = f"{most}:1e-6:1e15"
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            changes[field.name] = type(value)(most)
+    return dataclasses.replace(config, **changes)
+
+
+@pytest.mark.parametrize("agent", FAMILIES)
+def test_the_greatest_numbers_of_flags_fit_the_files_of_a_run(agent):
+    command = at_the_end(default_command(RunCommand, agent))
+    check_ranges(command)
+    learner = dataclasses.replace(learner_command(command), ends_at=time.time() + command.max_seconds)
+    courses, goes_on = Courses(learner), Courses(dataclasses.replace(learner, ends_at=1.0))
+    goes_on.begin(10**12, courses.progress)
+    for progress in (courses.progress, goes_on.progress):
+        counters = Counters(progress=progress)
+        assert msgspec.json.decode(msgspec.json.encode(counters), type=Counters) == counters
+    for name, value in values_of(command).items():
+        if name.endswith("_seconds"):
+            assert threading.Lock().acquire(timeout=value) and datetime.timedelta(seconds=value), name
+
+
+def test_the_upper_ends_of_flags_are_those_of_messages_and_servers():
+    ends = {
+        "episodes": MAX_GAMES,
+        "environments_per_worker": MAX_STREAMS_PER_ACTOR,
+        "prefetch_batches": MAX_BATCHES_AHEAD,
+    }
+    greatest = values_of(at_the_end(default_command(RunCommand)))
+    assert {name: greatest[name] for name in ends} == ends
 
 
 def test_a_capacity_is_compared_with_the_minimum_of_the_preset():

@@ -138,12 +138,13 @@ class DpgLearning(Learning):
 
     def _of_policy(self, online: Networks, batch: TransitionBatch) -> dict[str, Slope]:
         """Returns the policy's loss, by the slopes of the first critic's values by the actions that it chooses."""
-        chosen, critics = online["policy"](batch.observation), online["critics"]
+        policy, critics = online["policy"], online["critics"]
+        chosen = policy(batch.observation)
         actions = chosen.detach().requires_grad_()
         values = critics.values_of(critics.each[0](batch.observation, actions))
         (slopes,) = torch.autograd.grad(values.sum(), actions)
         if most := self.update.action_gradient_clip:
-            slopes = slopes.clamp(-most, most)
+            slopes = (slopes * policy.reach).clamp(-most, most) / policy.reach
         return {"policy": Slope(chosen, -batch.weight.unsqueeze(1) * slopes)}
 
 

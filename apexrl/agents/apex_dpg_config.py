@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from apexrl.agents.apex_dqn_config import tables
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_continuous
 from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
+from apexrl.errors import ConfigError
 from apexrl.networks.config import DeterministicConfig
 from apexrl.types import EnvironmentSpec, StreamSpec
 
@@ -50,7 +51,8 @@ class DpgUpdate(UpdateConfig):
     target_noise_clip: Annotated[float, Range(0)] = 0.5
     """Most of that noise (TD3)."""
     action_gradient_clip: Annotated[float, Range(0)] = 1.0
-    """Most of each slope by which a critic moves the policy's action (Ape-X DPG); 0: it is not clipped."""
+    """Most of each slope by which a critic moves the policy's action, where those are -1 to 1 (Ape-X DPG); 0: it is not
+    clipped."""
     table: str = "transitions"
     """Table of the replay that batches come from. Its kind is priority."""
 
@@ -105,7 +107,15 @@ def stream(algorithm: DpgAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
 
 
 def wants(algorithm: DpgAlgorithm, update: DpgUpdate) -> tuple[Want, ...]:
-    """Returns the wants of the learner: transitions by priority."""
+    """Returns the wants of the learner: transitions by priority.
+
+    Raises: ConfigError when the ladder of noise runs backwards.
+    """
+    if algorithm.noise_least > algorithm.noise_most:
+        raise ConfigError(
+            f"--noise-least {algorithm.noise_least:g} is above --noise-most {algorithm.noise_most:g}: give less of the "
+            "one or more of the other"
+        )
     return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
 
 

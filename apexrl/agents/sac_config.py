@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from apexrl.agents.apex_dpg_config import stream, wants
+from apexrl.agents.apex_dpg_config import stream
 from apexrl.agents.apex_dqn_config import tables
-from apexrl.agents.contract import Family, Preset
+from apexrl.agents.contract import Family, Preset, Transitions, Want
 from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
 from apexrl.networks.config import GaussianConfig
 
@@ -61,6 +61,11 @@ FAST: Preset = {
     "evaluation": {"evaluation_period_seconds": 30.0},
 }  # fmt: skip
 """A quarter of SAC's updates with thrice its rate, as simulators are faster than updates."""
+
+
+def wants(algorithm: SacAlgorithm, update: SacUpdate) -> tuple[Want, ...]:
+    """Returns the wants of the learner: transitions by priority."""
+    return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
 
 
 FAMILY = Family(

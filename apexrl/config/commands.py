@@ -6,6 +6,7 @@ from typing import Annotated
 
 from apexrl.config.sections import (
     DEFAULT_AGENT,
+    LONGEST_SECONDS,
     ActingConfig,
     AlgorithmConfig,
     EnvConfig,
@@ -137,7 +138,7 @@ class RunCommand(Command):
     """Learn without actors from the experience in this journal (journal/ of a run), which stays as it is."""
     guest: str = ""
     """Learn without actors from the experience of the run in this directory, while it goes on; nobody there waits."""
-    max_seconds: Annotated[float, Range(0)] = 0.0
+    max_seconds: Annotated[float, Range(0, LONGEST_SECONDS)] = 0.0
     """End after so many seconds, and here the evaluation of the last network; 0: never. Runs on Ray and reproducible
     ones end without it."""
     stop_at_return: Annotated[float | None, Range(-math.inf)] = None

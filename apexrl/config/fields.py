@@ -53,9 +53,12 @@ def check_ranges(config: Any) -> None:
             continue
         if isinstance(value, str) and getattr(hints[field.name], "__origin__", hints[field.name]) == Changing:
             try:
-                value = Schedule.of(value).ends
+                schedule = Schedule.of(value)
             except ValueError as error:
                 raise ConfigError(f"{flag_of(field.name)} {error}") from error
+            if wanted := Range(0).wanted(schedule.frames):
+                raise ConfigError(f"{flag_of(field.name)} {value} makes no sense: its frames have to be {wanted}")
+            value = schedule.ends
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not isinstance(number, bool):
                 check_range(field.name, number, range_of(hints[field.name]))

@@ -18,15 +18,18 @@ DEFAULT_AGENT = "apex-dqn"
 Changing = float | str  # a number, or as START:END:FRAMES its way through a run: `schedules.Schedule`
 MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 LONGEST_VARIANT = 2000  # characters; the wire takes no more
+GREATEST = 1e15  # of numbers without an end of their own: sums of several fit messages and files, which end at 2**53
+LONGEST_SECONDS = 1e9  # 31 years; clocks of the operating system take ten times as many
+MOST_FRAMES = 2_000_000_000  # of a game, which ale-py counts in 32 bits
 KWARGS_EXAMPLE = """give e.g. --env-kwargs '{"continuous": false}'"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The values of a number: finite ones above 0, or as `Annotated[float, Range(0, 1)]` says, both ends included."""
+    """The values of a number, such as `Annotated[float, Range(0, 1)]`, both ends included: by default all above 0."""
 
     least: float | None = None  # none: above 0
-    most: float = math.inf
+    most: float = GREATEST
 
     def wanted(self, number: float) -> str:
         """Returns the range in words, or an empty string when the number is in it."""
@@ -74,15 +77,15 @@ class EnvConfig:
     """Train on the sign of the reward (Ape-X); auto: for Atari only. Reported returns are never clipped."""
     life_loss_terminal: bool = True
     """A lost life ends the episode for learning; the game goes on (Atari, training only)."""
-    max_episode_frames: int = 108_000
+    max_episode_frames: Annotated[int, Range(1, MOST_FRAMES)] = 108_000
     """Emulator frames after which a game is truncated: 30 minutes of Atari."""
-    noop_max: Annotated[int, Range(0)] = 30
+    noop_max: Annotated[int, Range(0, MOST_FRAMES)] = 30
     """A game of Atari begins with 0 to `noop_max` - 1 no-op frames (ale-py); the first FIRE takes the place of one."""
     fire_at_reset: bool = True
     """A game of Atari that has FIRE begins with it, before the no-ops (ale-py's default); DQN begins without."""
     repeat_action_probability: Annotated[float, Range(0, 0.99)] = 0.0
     """Probability that the last action is taken again (sticky actions, arXiv:1709.06009: 0.25); 0: as the id has it."""
-    step_deadline_seconds: Annotated[float, Range(0)] = 120.0
+    step_deadline_seconds: Annotated[float, Range(0, LONGEST_SECONDS)] = 120.0
     """Seconds after which a step that has not returned is named and ends its process, which starts again; 0: never."""
     action_mask: str = ""
     """Key of the observation's part that says which actions are allowed now, 1 or 0 each; `info:KEY`: of the info."""
@@ -199,9 +202,9 @@ class ReplayConfig:
     in a replay server alone."""
     journal_dir: str = "auto"
     """Where acknowledged experience is kept; off: in memory; auto: in the directory of a run on one machine, or off."""
-    journal_flush_seconds: Annotated[float, Range(0)] = 1.0
+    journal_flush_seconds: Annotated[float, Range(0, LONGEST_SECONDS)] = 1.0
     """Seconds of experience that a power cut may take from the journal; 0: all that it acknowledges is on the disk."""
-    journal_snapshot_seconds: float = 60.0
+    journal_snapshot_seconds: Annotated[float, Range(most=LONGEST_SECONDS)] = 60.0
     """Seconds between snapshots of the priorities beside the journal."""
     max_gb: Annotated[float, Range(0)] = 0.0
     """Gigabytes of compressed unrolls that the replay server keeps at most; 0: --capacity is the only bound."""
@@ -229,7 +232,7 @@ class WireConfig:
     """Replay servers, each with its part of experience and actors; shard s has --actor-port and --batch-port + 2 s."""
     meeting_port: Annotated[int, Range(1, 65535)] = 52003
     """Port of the first learner's host where several learners meet."""
-    patience_seconds: float = 600.0
+    patience_seconds: Annotated[float, Range(most=LONGEST_SECONDS)] = 600.0
     """Seconds that a role waits for another before it gives up, and the launcher until an environment is made."""
     keys: str = ""
     """Directory of CURVE keys (`apexrl keys DIR`): encrypts, and talks to their owners only."""
@@ -245,9 +248,9 @@ class ActingConfig:
 
     num_workers: int = 1
     """Actor processes on this host."""
-    environments_per_worker: int = 64
+    environments_per_worker: Annotated[int, Range(1, 4096)] = 64
     """Environments of one process."""
-    environment_groups: int = 2
+    environment_groups: Annotated[int, Range(1, 4096)] = 2
     """Parts of a process's environments: while one steps, the actions for the next are chosen."""
     parameter_period_frames: int = 400
     """Frames of one environment between looks for newer parameters (Ape-X)."""
@@ -265,7 +268,7 @@ class LearningConfig:
     """Learner processes of a host, by torchrun, each for its part of the --shards and batches; gradients are added."""
     learner_devices: str = ""
     """Devices of several learners, such as cuda:0,cuda:1; by default a GPU each, or the CPU where there is none."""
-    learner_threads: int = 1
+    learner_threads: Annotated[int, Range(1, 1024)] = 1
     """CPU threads of the learner's tensor operations. Without a GPU two such computations go on side by side."""
     memory_gb: Annotated[float, Range(0)] = 0.0
     """Gigabytes that experience may take on this host; 0: the free memory of the machine and of its control group."""
@@ -277,11 +280,11 @@ class LearningConfig:
     """Learn from rewards in deviations of their discounted sum over the run. Reported returns are never scaled."""
     publish_period_updates: int = 25
     """Updates between publications of the parameters (Ape-X codes)."""
-    publish_period_seconds: Annotated[float, Range(0)] = 1.0
+    publish_period_seconds: Annotated[float, Range(0, LONGEST_SECONDS)] = 1.0
     """Least seconds between publications: a fast learner makes many updates in that time."""
     publish_megabytes_per_second: Annotated[float, Range(0)] = 250.0
     """Most that all actor hosts together are sent (a fifth of 10 Gbit/s): with many, publications are rarer; 0: any."""
-    checkpoint_period_seconds: float = 60.0
+    checkpoint_period_seconds: Annotated[float, Range(most=LONGEST_SECONDS)] = 60.0
     """Seconds between checkpoints."""
     keep_checkpoints: Annotated[int, Range(0)] = 0
     """The newest so many checkpoints are kept, each under its update, for --fork RUN --at UPDATE."""
@@ -289,7 +292,7 @@ class LearningConfig:
     """End after so many updates; 0: never."""
     total_frames: Annotated[int, Range(0)] = 0
     """End after so many environment frames; 0: never."""
-    final_evaluation_seconds: Annotated[float, Range(0)] = 0.0
+    final_evaluation_seconds: Annotated[float, Range(0, LONGEST_SECONDS)] = 0.0
     """Seconds that a learner at the end of its run waits until its last network is evaluated; 0: it ends."""
     mix_journal: str = ""
     """A share of each batch that replays comes from a journal, DIR=SHARE as in runs/a/journal=1/2 (RLPD)."""
@@ -299,9 +302,9 @@ class LearningConfig:
 class EvaluationConfig:
     """Evaluations: whole games, unclipped, nearly without exploration."""
 
-    episodes: int = 10
+    episodes: Annotated[int, Range(1, 10_000)] = 10
     """Games in an evaluation; as many more, which count too, where it may be the best."""
-    evaluation_period_seconds: Annotated[float, Range(0)] = 60.0
+    evaluation_period_seconds: Annotated[float, Range(0, LONGEST_SECONDS)] = 60.0
     """Seconds from one evaluation's start to the next, while training."""
     checkpoint: str = ""
     """Play this checkpoint once instead of following the learner."""

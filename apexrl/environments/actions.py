@@ -8,12 +8,13 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
-from apexrl.bounds import Bounds, clipped
+from apexrl.bounds import Bounds, clipped, needed_of
 from apexrl.casts import exactly
 from apexrl.errors import ApexError, ConfigError
 from apexrl.types import MAX_ACTION_SIZE
 
 MAX_JOINT_ACTIONS = 128  # of several discrete numbers
+MANY_DIGITS = 18  # of a number that is not written out
 
 
 class Actions:
@@ -36,7 +37,7 @@ class Actions:
         self.num = 0  # of discrete ones
         match space:
             case Box():
-                self.bounds = tuple(zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True))
+                self.bounds = _bounds(space)
             case Discrete():
                 self.num = int(space.n)
             case MultiDiscrete() | MultiBinary():
@@ -86,10 +87,12 @@ def _why_others(space: gymnasium.Space) -> str:
     if isinstance(space, Discrete):
         return ""
     if isinstance(space, MultiDiscrete | MultiBinary):
-        if (num := math.prod(_choices(space).ravel().tolist())) <= MAX_JOINT_ACTIONS:
+        digits = float(np.log10(_choices(space)).sum())
+        if digits < MANY_DIGITS and (num := math.prod(_choices(space).ravel().tolist())) <= MAX_JOINT_ACTIONS:
             return ""
+        count = f"{num:,}" if digits < MANY_DIGITS else f"more than 10**{math.ceil(digits) - 1}"
         return (
-            f"these have {num:,} combinations, and {MAX_JOINT_ACTIONS} are the most that become one number: "
+            f"these have {count} combinations, and {MAX_JOINT_ACTIONS} are the most that become one number: "
             "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that offers fewer"
         )
     if not isinstance(space, Box) or not np.issubdtype(space.dtype, np.floating):
@@ -102,12 +105,16 @@ def _why_others(space: gymnasium.Space) -> str:
             f"a Box needs 1 to {MAX_ACTION_SIZE} numbers: "
             "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that has fewer"
         )
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all() and (space.low < space.high).all()):
+    if needed := needed_of(_bounds(space)):
         return (
-            "a Box needs finite bounds, the least below the greatest: "
-            "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that has a bounded action_space"
+            f"a Box needs {needed}: "
+            "give a --wrapper module:name with a gymnasium.wrappers.TransformAction that has such an action_space"
         )
     return ""
+
+
+def _bounds(space: Box) -> Bounds:
+    return tuple(zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True))
 
 
 def taken(actions: Any, steps: np.ndarray, num_actions: int, bounds: Bounds) -> np.ndarray:

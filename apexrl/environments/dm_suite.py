@@ -15,6 +15,7 @@ from apexrl.errors import ConfigError
 from apexrl.extras import why_missing
 
 NAMESPACE = "dm_control/"
+UNLIMITED = 1e10  # mjMAXVAL, which the suite gives as the bound of an actuator that has none
 PICTURE = {"height": 240, "width": 320, "camera_id": 0}
 
 
@@ -40,9 +41,8 @@ class SuiteTask(gymnasium.Env):
             raise ConfigError(f"the suite has no {domain}-{task}: {hint}") from error
         self.render_mode = render_mode
         bounds = self._env.action_spec()
-        low, high = (
-            np.broadcast_to(bound, bounds.shape).astype(np.float32) for bound in (bounds.minimum, bounds.maximum)
-        )
+        low, high = (np.broadcast_to(bound, bounds.shape) for bound in (bounds.minimum, bounds.maximum))
+        low, high = (np.where(abs(b) < UNLIMITED, b, np.copysign(np.inf, b)).astype(np.float32) for b in (low, high))
         self.action_space = gymnasium.spaces.Box(low, high)
         size = sum(int(np.prod(part.shape)) for part in self._env.observation_spec().values())
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)

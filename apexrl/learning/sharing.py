@@ -2,18 +2,20 @@
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from apexrl.agents.families import family_of
-from apexrl.config.commands import LearnerCommand
+from apexrl.config.commands import LearnerCommand, OfflineCommand
 from apexrl.config.flags import wants_of
 from apexrl.config.sections import UpdateConfig, WireConfig
 from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.mixed_log import mixed_rows
+from apexrl.net.wire import MAX_BATCH
 from apexrl.networks.headers import LEARNING, MOMENTS, Counters, Progress
 from apexrl.types import LogPosition
 
@@ -43,8 +45,8 @@ class Beginning(msgspec.Struct, frozen=True):
 def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
     """Returns the command of one of several learners: its part of the batch, and of the sizes that go with it.
 
-    Raises: ConfigError when a size cannot be divided, one learner would walk through several shards, or networks have
-      statistics of batches.
+    Raises: ConfigError when a size cannot be divided, is more than a replay server gives, one learner would walk
+      through several shards, or networks have statistics of batches.
     """
     if num_learners > 1 and getattr(command.network, "critic_norm", "") == "batch":
         raise ConfigError("--critic-norm batch has the statistics of one learner's batches: leave out --num-learners")
@@ -68,8 +70,22 @@ def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
         raise ConfigError(
             "--replay-state walk follows one shard: give as many --shards as --num-learners, or another --replay-state"
         )
-    mixed_rows(share, num_learners)
+    rows = mixed_rows(share, num_learners)
+    if not isinstance(command, OfflineCommand):
+        _check_drawn(share, {want.table: want.batch_size - rows.get(want.table, 0) for want in wants})
     return share
+
+
+def _check_drawn(share: LearnerCommand, drawn: Mapping[str, int]) -> None:
+    """Raises ConfigError when a learner would draw more than a server gives at once, by table."""
+    for table, size in drawn.items():
+        if size > MAX_BATCH:
+            flags = [flag_of(name) for name in (*divided_sizes(share.agent, share.update), "candidates")
+                     if hasattr(share.update, name)]  # fmt: skip
+            raise ConfigError(
+                f"each learner draws {size} of {table} at once by {' and '.join(flags)}, and a replay server gives at "
+                f"most {MAX_BATCH}: give less, or more --num-learners"
+            )
 
 
 def divided_sizes(agent: str, update: UpdateConfig) -> dict[str, int]:

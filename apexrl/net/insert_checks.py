@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import zstandard
 
+from apexrl.bounds import needed_of
 from apexrl.errors import WireError
 from apexrl.net import wire
 from apexrl.net.arguments import MAX_NUMBER
@@ -131,8 +132,8 @@ def why_impossible(spec: StreamSpec) -> str:
         return f"frames of shape {spec.frame_shape} are not supported"
     if bool(spec.num_actions) == bool(spec.action_bounds):
         return f"{spec.env} needs either num_actions from 1 or action_bounds, not both or neither"
-    if not all(low < high for low, high in spec.action_bounds):
-        return f"{spec.env} has action_bounds whose least value is not below the greatest"
+    if spec.action_bounds and (needed := needed_of(spec.action_bounds)):
+        return f"{spec.env} has action_bounds that no log takes: actions need {needed}"
     if spec.action_names and not len(set(spec.action_names)) == len(spec.action_names) == spec.num_actions:
         return f"{spec.env} needs {spec.num_actions} different action_names, or none: it has {spec.action_names}"
     if not all(name and name.isprintable() for name in spec.action_names):

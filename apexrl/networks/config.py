@@ -61,9 +61,9 @@ class DeterministicConfig(VectorConfig):
     """Normalize the hidden layers of critics (LayerNorm), which TD3 does not."""
     atoms: Annotated[int, Range(0, 512)] = 0
     """Atoms of the distribution of returns that critics learn (D4PG: 51 or 101); 0: its mean alone (Ape-X DPG)."""
-    least_return: Annotated[float, Range(-1e9)] = -150.0
+    least_return: Annotated[float, Range(-1e9, 1e9)] = -150.0
     """Return of the first atom (D4PG on dm_control)."""
-    most_return: Annotated[float, Range(-1e9)] = 150.0
+    most_return: Annotated[float, Range(-1e9, 1e9)] = 150.0
     """Return of the last atom (D4PG on dm_control)."""
     initial_priorities: Literal["equal", "critic"] = "equal"
     """Priorities of new experience. critic: actors have the critics, too, and give their errors (Ape-X DPG)."""

@@ -14,7 +14,7 @@ import msgspec
 import safetensors
 
 from apexrl.config.schedules import Shape
-from apexrl.config.sections import NetworkConfig
+from apexrl.config.sections import LONGEST_VARIANT, NetworkConfig
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import open_regular, replacing
 from apexrl.networks.config import to_text
@@ -39,8 +39,17 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, spec: StreamSpec, agent: str, network: NetworkConfig) -> "Identity":
-        """Returns the identity of a network with this configuration."""
-        return cls(spec, agent, to_text(network))
+        """Returns the identity of a network with this configuration.
+
+        Raises: ConfigError when it is too long for checkpoints and messages.
+        """
+        text = to_text(network)
+        if len(text) > LONGEST_VARIANT:
+            raise ConfigError(
+                f"--network and --inputs make {len(text)} characters, {LONGEST_VARIANT} are the most: give the "
+                "observations fewer parts by a --wrapper module:name"
+            )
+        return cls(spec, agent, text)
 
 
 class ParametersHeader(msgspec.Struct, frozen=True):

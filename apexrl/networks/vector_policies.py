@@ -1,5 +1,6 @@
 """Networks of policies over vectors of actions: deterministic ones, and Gaussians that a tanh squashes into bounds."""
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,9 +20,11 @@ class DeterministicPolicy(FrameNetwork, RangedModule):
 
     def __init__(self, spec: EnvironmentSpec, config: DeterministicConfig):
         """Raises ConfigError when the shape of the frames is not supported, or a size makes no sense."""
-        if config.atoms and (config.atoms < 2 or config.least_return >= config.most_return):
+        atoms = np.linspace(config.least_return, config.most_return, config.atoms, dtype=np.float32)
+        if config.atoms == 1 or not (np.diff(atoms) > 0).all():
             raise ConfigError(
-                "--atoms have to be 2 at least, from --least-return to a greater --most-return; or give 0"
+                "--atoms have to be 2 at least, from --least-return to a --most-return so much greater that all of "
+                "them differ as floats of 32 bits; or give 0"
             )
         super().__init__(_torso(spec, config))
         self.action = nn.Linear(self.torso.num_features, len(spec.action_bounds))

@@ -38,6 +38,7 @@ from apexrl.learning.experience.journal_client import check_usable, journal_tran
 from apexrl.learning.experience.mixed_log import WITH_ACTORS, Share
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
 from apexrl.learning.sharing import divided_sizes, share_of
+from apexrl.net.actor_sessions import MAX_ACTORS, MAX_SLOTS
 from apexrl.net.insert_checks import why_impossible, why_too_large
 from apexrl.networks.config import chosen_fields
 from apexrl.networks.headers import Identity
@@ -270,7 +271,7 @@ def _known_flags(asked: Asked[RunCommand]) -> list[str]:
 def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_gpus: int) -> RunCommand:
     """Returns the command with a shard for each learner and an actor process for each shard, unless told otherwise.
 
-    Raises: ConfigError when learners, shards, batch and actor processes do not fit each other.
+    Raises: ConfigError when learners, shards, batch and actor processes do not fit each other, or no server takes them.
     """
     num_learners, wires, acting = command.learning.num_learners, command.wires, command.acting
     if num_learners > 1 and (command.from_journal or command.reproducible):
@@ -285,6 +286,13 @@ def _with_shards(command: RunCommand, given: Collection[str], is_new: bool, num_
                 f"--num-workers {acting.num_workers} leaves some of {wires.shards} shards without actors: give more"
             )
         acting = dataclasses.replace(acting, num_workers=wires.shards)
+    own_workers = -(-acting.num_workers // wires.shards)  # of the first shard, which has the most
+    if command.has_actors and (own_workers > MAX_ACTORS or own_workers * acting.environments_per_worker > MAX_SLOTS):
+        raise ConfigError(
+            f"--num-workers {acting.num_workers} of --environments-per-worker {acting.environments_per_worker} are "
+            f"more than the {MAX_ACTORS:,} processes and {MAX_SLOTS:,} environments of a replay server: give less, or "
+            "more --shards"
+        )
     command = dataclasses.replace(command, wires=wires, acting=acting)
     share = share_of(learner_command(command), num_learners)
     check_together(

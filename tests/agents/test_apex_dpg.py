@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from apexrl.agents.apex_dpg import DpgActing, make_actor, make_learner, make_net
 from apexrl.agents.apex_dpg_config import D4PG, FAMILY, PAPER, SWIFT, TD3, DpgAlgorithm, DpgUpdate
 from apexrl.agents.apex_dqn_config import FAMILY as APEX_DQN
 from apexrl.agents.exploration import noise_ladder
-from apexrl.config.commands import LearnerCommand
+from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import parse
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
@@ -32,6 +33,7 @@ from tests.losses.test_categorical_returns import by_loops
 
 ALGORITHM = DpgAlgorithm(n_steps=3, unroll_starts=8)
 BOUNDS = ((-2.0, 2.0), (0.0, 1.0))
+REACH = torch.tensor([2.0, 0.5])
 VECTORS = FAMILY.stream(ALGORITHM, EnvironmentSpec("Arm-v0", (5,), "float32", 1, 0, 1, action_bounds=BOUNDS))
 SCREENS = FAMILY.stream(ALGORITHM, EnvironmentSpec("Arm-v1", (36, 36), "uint8", 2, 0, 1, action_bounds=BOUNDS))
 NETWORK = DeterministicConfig((4, 4, 4), 16)
@@ -79,7 +81,7 @@ def test_the_gradients_are_those_of_the_papers(make_unroll, update, steepness):
     actions = policy(batch.observation)
     (slopes,) = torch.autograd.grad(critics.each[0](batch.observation, actions).sum(), actions, retain_graph=True)
     if update is PAPERS:
-        slopes = slopes.clamp(-1, 1)
+        slopes = (slopes * REACH).clamp(-1, 1) / REACH
     assert (slopes.abs() > 0.9).any() == (steepness > 1)
     of_policy = torch.autograd.grad(actions, policy.parameters(), -batch.weight.unsqueeze(1) * slopes)
     outcome = learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))
@@ -92,6 +94,32 @@ def test_the_gradients_are_those_of_the_papers(make_unroll, update, steepness):
     torch.testing.assert_close(outcome.metrics["action_size"], sizes.mean(dim=1).detach())
     surprise = (targets - values).abs().mean(dim=0) + 1e-6
     torch.testing.assert_close(outcome.priorities[TABLE], surprise.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_unit_of_an_environments_actions_changes_no_slope(make_unroll):
+    gradients = []
+    for unit in (1.0, 64.0):
+        bounds = tuple((unit * low, unit * high) for low, high in BOUNDS)
+        world = DpgWorld(make_unroll, msgspec.structs.replace(VECTORS, action_bounds=bounds), PAPERS)
+        learner, batches = world.updater.learner, world.batches()
+        with torch.no_grad():
+            learner.online["critics"].each[0].layers[-1].weight.mul_(1000)
+        learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))
+        gradients.append([parameter.grad for parameter in learner.online["policy"].parameters()])
+    for gradient, same in zip(*gradients, strict=True):
+        torch.testing.assert_close(gradient, same, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--noise-least", "0.5", "--noise-most", "0.1"], "--noise-least 0.5 is above --noise-most 0.1: give less"),
+        (["--noise-most", "0.01"], "--noise-least 0.05 is above --noise-most 0.01: give less"),
+    ],
+)
+def test_a_ladder_that_runs_backwards_is_refused(flags, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        parse(RunCommand, ["--agent", "apex-dpg", "--preset", "small", *flags])
 
 
 @pytest.mark.parametrize("critics", [1, 2])
@@ -116,7 +144,8 @@ def test_critics_of_atoms_learn_the_projected_distribution_of_the_least(make_unr
     actions = policy(batch.observation)
     value = (online.each[0](batch.observation, actions).softmax(dim=1) * support).sum()
     (slopes,) = torch.autograd.grad(value, actions, retain_graph=True)
-    of_policy = torch.autograd.grad(actions, policy.parameters(), -batch.weight.unsqueeze(1) * slopes.clamp(-1, 1))
+    slopes = (slopes * REACH).clamp(-1, 1) / REACH
+    of_policy = torch.autograd.grad(actions, policy.parameters(), -batch.weight.unsqueeze(1) * slopes)
     outcome = learner.gradients(batches, lambda: learner.from_online(batches, learner.from_target(batches)))
     for parameter, gradient in zip([*online.parameters(), *policy.parameters()], [*expected, *of_policy], strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
@@ -124,10 +153,13 @@ def test_critics_of_atoms_learn_the_projected_distribution_of_the_least(make_unr
     torch.testing.assert_close(outcome.priorities[TABLE], surprise.detach(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("atoms", "most"), [(1, 3.0), (7, -3.0)])
-def test_atoms_that_make_no_sense_are_refused(atoms, most):
+@pytest.mark.parametrize(
+    ("atoms", "least", "most"),
+    [(1, -3.0, 3.0), (7, -3.0, -3.0), (7, -3.0, -4.0), (2, 1e8, 1e8 + 1), (512, 3e6, 3e6 + 9)],
+)
+def test_atoms_that_make_no_sense_are_refused(atoms, least, most):
     with pytest.raises(ConfigError, match="--atoms have to be 2 at least"):
-        make_network(VECTORS, dataclasses.replace(ATOMS, atoms=atoms, most_return=most))
+        make_network(VECTORS, dataclasses.replace(ATOMS, atoms=atoms, least_return=least, most_return=most))
 
 
 @pytest.mark.parametrize("spec", [VECTORS, SCREENS], ids=["vectors", "screens"])

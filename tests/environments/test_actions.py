@@ -7,6 +7,9 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from apexrl.bounds import clipped
 from apexrl.environments.actions import Actions
+from apexrl.errors import ConfigError
+
+FLOAT32 = np.finfo(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,27 @@ def test_several_discrete_numbers_are_one_with_each_combination_once():
     actions = Actions("Any-v0", MultiDiscrete([2, 3, 4]), ["a", "b"])
     assert actions.num == 24 == len({tuple(action) for action in actions.taken(np.arange(24)).tolist()})
     assert actions.names == () and Actions("Any-v0", MultiBinary(1), ["off", "on"]).names == ("off", "on")
+
+
+@pytest.mark.parametrize(
+    ("space", "complaint"),
+    [
+        (Box(-np.inf, np.inf, (2,), np.float32), "a Box needs finite bounds, the least below the greatest: give"),
+        (Box(-FLOAT32.max, FLOAT32.max, (2,), np.float32), r"a Box needs bounds from -1e\+12 to 1e\+12: give"),
+        (Box(np.array([-1, -1e13]), np.array([1, 1]), dtype=np.float64), r"a Box needs bounds from -1e\+12 to 1e\+12"),
+        (Box(1e8, 1e8 + 1, (1,), np.float64), "a Box needs bounds that differ as floats of 32 bits, too: give"),
+        (Box(0, FLOAT32.smallest_subnormal, (1,), np.float32), "a Box needs bounds that differ as floats of 32 bits"),
+        (MultiBinary(15_000), r"these have more than 10\*\*4515 combinations, and 128 are the most"),
+        (MultiDiscrete([10] * 20), r"these have more than 10\*\*19 combinations"),
+        (MultiDiscrete([10] * 17), "these have 100,000,000,000,000,000 combinations"),
+        (MultiDiscrete([129]), "these have 129 combinations"),
+    ],
+)
+def test_spaces_that_no_network_or_log_can_use_are_refused_with_a_line(space, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        Actions("Any-v0", space)
+    if isinstance(space, Box):
+        Actions("Any-v0", Box(-1e12, 1e12, (1,), np.float64))
 
 
 @pytest.mark.parametrize("bound", [0.1, 0.3, 0.7, 1 / 3])

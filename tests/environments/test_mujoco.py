@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from apexrl.environments.actions import Actions
 from apexrl.environments.dm_suite import SuiteTask, register
 from apexrl.environments.off_screen import LIBRARIES, VARIABLE, why_no_pictures
 from apexrl.environments.registry import registered
@@ -23,6 +24,14 @@ def test_a_task_of_the_suite_is_an_environment_whose_seed_decides_it():
     assert ends[-1] == (False, True) and set(ends[:-1]) == {(False, False)}  # by time: it is not terminal
     one.close()
     other.close()
+
+
+def test_the_bounds_of_an_actuator_without_any_are_infinite():
+    lqr = SuiteTask("lqr", "lqr_2_1")
+    assert (lqr.action_space.low.item(), lqr.action_space.high.item()) == (-np.inf, np.inf)
+    with pytest.raises(ConfigError, match=r"lqr_2_1-v0' has actions Box.* a Box needs finite bounds"):
+        Actions("dm_control/lqr-lqr_2_1-v0", lqr.action_space)
+    lqr.close()
 
 
 def test_other_names_are_not_the_suites(monkeypatch):

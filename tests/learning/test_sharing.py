@@ -10,7 +10,7 @@ import pytest
 from apexrl.acting.loop import shard_of
 from apexrl.agents.apex_dqn_config import FAMILY
 from apexrl.agents.families import FAMILIES
-from apexrl.config.commands import LearnerCommand, ReplayCommand
+from apexrl.config.commands import LearnerCommand, OfflineCommand, ReplayCommand
 from apexrl.config.flags import explicit_replay, of_own_shard, parse, wants_of
 from apexrl.config.sections import ReplayConfig, WireConfig
 from apexrl.config.tables import part_of
@@ -62,6 +62,21 @@ def test_a_part_that_the_mix_cannot_divide_is_told_with_the_whole_batch():
     command = parse(LearnerCommand, ["--agent", "impala", *mix[:-1], "9"])
     with pytest.raises(ConfigError, match=r"^--batch-size 9 cannot be divided"):
         share_of(command, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--batch-size", "20000"], "learner draws 20000 of transitions at once by --batch-size, .* at most 16384"),
+        (["--agent", "impala", "--mix", "attentive=1/2", "queue=1/2", "--batch-size", "10000", "--candidates", "4"],
+         "draws 20000 of attentive at once by --batch-size and --candidates, .* at most 16384"),
+    ],
+)  # fmt: skip
+def test_a_batch_that_no_server_draws_is_refused_where_one_is_asked(flags, words):
+    with pytest.raises(ConfigError, match=words):
+        share_of(parse(LearnerCommand, flags), 1)
+    assert share_of(parse(LearnerCommand, flags), 2)
+    assert share_of(parse(OfflineCommand, ["--batch-size", "20000", "--from-journal", "x"]), 1)
 
 
 def test_a_learner_walks_through_one_shard():

@@ -52,7 +52,9 @@ EXTRA = Field("x", "step", "float32")
 BAD_SPECS = [
     ({"num_actions": 0}, "num_actions from 1 or action_bounds"),
     ({"action_bounds": ((0.0, 1.0),)}, "num_actions from 1 or action_bounds"),
-    ({"num_actions": 0, "action_bounds": ((0.0, 1.0), (1.0, 1.0))}, "least value is not below"),
+    ({"num_actions": 0, "action_bounds": ((0.0, 1.0), (1.0, 1.0))}, "finite bounds, the least below the greatest"),
+    ({"num_actions": 0, "action_bounds": ((-1e13, 1e13),)}, "actions need bounds from -1e+12 to 1e+12"),
+    ({"num_actions": 0, "action_bounds": ((1e8, 1e8 + 1),)}, "actions need bounds that differ as floats of 32 bits"),
     *(
         ({"action_names": names}, "needs 4 different action_names")
         for names in (NAMES[:3], (*NAMES, "jump"), (*NAMES[:3], "left"), (*NAMES, "left"))

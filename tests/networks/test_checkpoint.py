@@ -7,7 +7,7 @@ import torch
 from apexrl.errors import ConfigError
 from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
 from apexrl.networks.config import DuelingConfig, to_text
-from apexrl.networks.headers import CheckpointHeader, Counters, copy_checkpoint, load_header
+from apexrl.networks.headers import CheckpointHeader, Counters, Identity, copy_checkpoint, load_header
 
 NETWORK = to_text(DuelingConfig((1, 2, 3), 4))
 
@@ -46,6 +46,12 @@ def test_a_file_cut_short_is_named(tmp_path, spec):
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(ConfigError, match=r"c\.safetensors"):
         load_checkpoint(path)
+
+
+def test_a_configuration_that_no_header_holds_is_refused(spec):
+    inputs = tuple(f"part{i}=3x3" for i in range(200))
+    with pytest.raises(ConfigError, match=r"--network and --inputs make 2[0-9]{3} characters, 2000 are the most"):
+        Identity.of(spec, "apex-dqn", DuelingConfig(network="a:b", inputs=inputs))
 
 
 def test_no_file_is_a_clear_error(tmp_path):

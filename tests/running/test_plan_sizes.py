@@ -39,3 +39,18 @@ def test_sizes_that_were_asked_for_are_kept_where_they_are_the_usual_ones(flags,
     assert planned.wires.shards == planned.acting.num_workers == 2
     with pytest.raises(ConfigError, match=reason):
         plan([*arguments, *flags])
+
+
+@pytest.mark.parametrize(
+    ("workers", "environments", "batch", "reason"),
+    [
+        (4097, 1, 32, "--num-workers 4097 of --environments-per-worker 1 are more than the 4,096 processes"),
+        (65, 4096, 32, "--environments-per-worker 4096 are more .* and 262,144 environments of a replay server"),
+        (1, 1, 20_000, "each learner draws 20000 of transitions at once by --batch-size"),
+    ],
+)
+def test_sizes_that_no_replay_server_takes_are_refused(workers, environments, batch, reason):
+    arguments = ["--env", "Catch-v0", "--preset", "small", "--run-dir", "runs/x", "--batch-size", str(batch)]
+    arguments += ["--num-workers", str(workers), "--environments-per-worker", str(environments)]
+    with pytest.raises(ConfigError, match=reason):
+        make_plan(Asked.of(default_command(RunCommand), arguments), None)

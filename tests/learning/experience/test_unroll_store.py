@@ -5,7 +5,7 @@ import torch
 from apexrl.agents.contract import Transitions
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment
-from apexrl.learning.experience.draw import SampledKeys
+from apexrl.learning.experience.draw import SampledKeys, fill
 from apexrl.learning.experience.sizes import bytes_needed
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.losses.windows import n_step_windows, valid_starts
@@ -152,3 +152,11 @@ def test_what_was_never_written_is_gathered_from_inside_the_ring(spec):
     store = make_store(spec, 4)
     batch = store.batch(TABLE, torch.tensor([0, 31, 10**9]), torch.ones(3))
     assert batch.observation.shape == (3, 3, 2) and not batch.action.any()
+
+
+@pytest.mark.parametrize(("count", "times"), [(1, [8]), (3, [3, 3, 2]), (7, [2, 1, 1, 1, 1, 1, 1]), (8, [1] * 8)])
+def test_rows_that_only_fill_a_batch_repeat_all_keys_in_turn(count, times):
+    keys, weights = np.empty(8, np.int64), np.empty(8, np.float32)
+    fill(keys, weights, np.arange(10, 10 + count), np.linspace(1, 2, count, dtype=np.float32))
+    assert keys[:count].tolist() == [*range(10, 10 + count)] and np.bincount(keys - 10).tolist() == times
+    assert weights[:count] == pytest.approx(np.linspace(1, 2, count) * 8 / count) and not weights[count:].any()
