@@ -4,21 +4,18 @@ Every vector environment here resets in gymnasium's NEXT_STEP mode. The step aft
 the first frame of the next game. So the final observation of a game is always part of the stream.
 """
 
-import contextlib
 from typing import Protocol
 
 import gymnasium
 import numpy as np
 
-from apexrl.apart import Apart
 from apexrl.config.sections import EnvConfig
-from apexrl.environments.actions import Actions
 from apexrl.environments.atari import AtariEnvironment, AtariGame, is_atari
 from apexrl.environments.copies import GymnasiumEnvironment
 from apexrl.environments.registry import registered
 from apexrl.environments.renewal import Failures
 from apexrl.environments.single import make_single
-from apexrl.errors import ConfigError, named
+from apexrl.errors import named
 from apexrl.types import EnvironmentSpec, TimeSteps
 
 # The first numbers of a run's copies on one host: of the evaluator, of `watch` and `load`, and of all actors together.
@@ -91,21 +88,6 @@ def make_game(config: EnvConfig, render_mode: str | None = None, copy: int = WAT
         if is_atari(entry):
             return AtariGame(config, entry, render_mode)
         return make_single(config, entry, render_mode, copy)
-
-
-def actions_of(config: EnvConfig, spec: EnvironmentSpec) -> Actions:
-    """Returns the actions of an environment, which is made for it and closed again, as those of a spec.
-
-    Raises: ConfigError when it cannot be made, or has other actions than the spec.
-    """
-    with Apart(), named(f"environment {config.env!r} cannot be made"), contextlib.closing(make_game(config)) as env:
-        actions = Actions(config.env, env.action_space)
-    if (actions.num, actions.bounds) != (spec.num_actions, spec.action_bounds):
-        theirs = spec.action_bounds or f"{spec.num_actions} numbers"
-        raise ConfigError(
-            f"environment {config.env!r} has actions {actions.space} here, and not {theirs} as in the log"
-        )
-    return actions
 
 
 def clips_rewards(config: EnvConfig) -> bool:

@@ -91,7 +91,7 @@ def export(path: Path, output: Path, trust: Trust = NOBODY) -> list[str]:
 
 def _taken_actions(path: Path, header: "CheckpointHeader", trust: Trust) -> tuple[dict[str, str], list[str]]:
     """Returns notes about the actions that a checkpoint's environment takes; a line where it cannot be made here."""
-    from apexrl.environments.vector import actions_of
+    from apexrl.running.environment_actions import actions_of
     from apexrl.running.run_directory import played
 
     try:

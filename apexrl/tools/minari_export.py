@@ -17,11 +17,11 @@ import numpy as np
 from gymnasium import spaces
 
 from apexrl.environments.actions import Actions
-from apexrl.environments.vector import actions_of
 from apexrl.errors import ConfigError, WireError
 from apexrl.net import wire
 from apexrl.own_modules import Trust
 from apexrl.replay.segment import Entry
+from apexrl.running.environment_actions import actions_of
 from apexrl.running.run_directory import environment_of
 from apexrl.streams import SeenSteps, Stream
 from apexrl.types import StreamSpec
