@@ -97,7 +97,8 @@ class DrawQueue:
 def fill(here_keys: np.ndarray, here_weights: np.ndarray, keys: np.ndarray, weights: np.ndarray) -> None:
     """Writes M keys and weights into memory for B rows; the other B - M rows repeat the keys in turn with weight 0.
 
-    So statistics of a whole batch count no key much more than another. The weights are scaled by B / M: a mean over B rows is then the mean over the M real ones.
+    So statistics of a whole batch count no key much more than another. The weights are scaled by B / M: a mean over B
+    rows is then the mean over the M real ones.
     """
     size, count = len(here_keys), len(keys)
     here_keys[:] = np.resize(keys, size)
