@@ -29,7 +29,7 @@ class WatchCommand:
     """Games to play."""
     record_dir: str = ""
     """Directory of the video; by default watched/ of the run."""
-    seed: Annotated[int, Range(0)] = 0
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of the games."""
     trust: bool = False
     """Import the modules of environment, wrappers, algorithm and network that the run names: their code runs here."""
