@@ -46,7 +46,7 @@ class Replay:
         self.spec = spec
         self.soft_unrolls = -(-config.capacity // spec.unroll_starts)
         self.ring_unrolls = ring_unrolls(config.capacity, spec.unroll_starts)
-        self.max_bytes = config.max_gb * 1e9 or math.inf
+        self.max_bytes = max(round(config.max_gb * 1e9), 1) if config.max_gb else math.inf
         self.log = UnrollLog(self.ring_unrolls)
         self.journal = journal
         self.num_batches = 0

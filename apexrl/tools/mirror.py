@@ -147,7 +147,7 @@ def run(directory: Path, server: str, keys: str, max_gb: float, log: str) -> int
     stop, keyring = Stop(), load_keyring(keys, "learner")
     stop.on_signals()
     endpoint = f"tcp://{server.removeprefix('tcp://')}"
-    with Mirror(directory, max_gb * 1e9 or float("inf")) as copy:
+    with Mirror(directory, max(round(max_gb * 1e9), 1) if max_gb else float("inf")) as copy:
         with LogClient(endpoint, "mirror", {}, 1, keyring=keyring, log=log) as client:
             say(f"follows {endpoint} from unroll {copy.end_number} on")
             follow(client, copy, stop.is_set)

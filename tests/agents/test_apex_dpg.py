@@ -285,5 +285,5 @@ def test_td3_and_d4pg_are_presets_of_this_family_alone():
     td3, d4pg = (parse(LearnerCommand, ["--agent", "apex-dpg", "--preset", name]) for name in ("td3", "d4pg"))
     assert (td3.preset, td3.algorithm.n_steps, td3.update.policy_period_updates) == ("td3", 1, 2)
     assert (d4pg.preset, d4pg.network.atoms, d4pg.network.critics) == ("d4pg", 101, 1)
-    with pytest.raises(ConfigError, match=r"--preset td3: --agent apex-dqn has auto, paper, gpu, two-cores, small$"):
+    with pytest.raises(ConfigError, match=r"--agent apex-dqn has auto, .*; td3 is one of --agent apex-dpg$"):
         parse(LearnerCommand, ["--preset", "td3"])

@@ -5,7 +5,8 @@ import pytest
 from apexrl.config.flags import Asked
 from apexrl.errors import ConfigError
 from apexrl.running.plan import describe, make_plan
-from tests.running.test_plan import journal, planned  # noqa: F401 - a fixture
+from tests.running.test_offline_plan import journal  # noqa: F401 - a fixture
+from tests.running.test_plan import planned
 
 
 def test_a_run_with_a_journal_beside_it_is_planned_and_resumed(journal, monkeypatch):  # noqa: F811
