@@ -101,8 +101,9 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     presented = Asked.of(command, known).command if known else command
     environment, parts = look_at(presented.env, command.wires.patience_seconds)  # another process loads torch meanwhile
     is_free = saved is None and not command.guest and "agent" not in asked.given
-    if is_free and command.agent == DEFAULT_AGENT and environment.action_bounds:
-        default = dataclasses.replace(default_command(RunCommand, VECTOR_AGENT), env=command.env)
+    usual = VECTOR_AGENT if environment.action_bounds else DEFAULT_AGENT
+    if is_free and command.agent in (VECTOR_AGENT, DEFAULT_AGENT) and command.agent != usual:
+        default = dataclasses.replace(default_command(RunCommand, usual), env=command.env)
         asked, known = from_base(Asked.of(default, asked.words)), []
         command = asked.command
     machine = Machine.here(ask, device, command.learning.memory_gb, actor_device)

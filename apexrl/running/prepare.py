@@ -10,6 +10,7 @@ from rich.console import Console
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, learner_command, names_agent
 from apexrl.config.presets import VECTOR_AGENT
+from apexrl.config.sections import DEFAULT_AGENT
 from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
@@ -104,7 +105,8 @@ def first_default(basis: Basis, saved: RunCommand | None, trust: Trust, argument
         return default_command(RunCommand, basis.agent or saved.agent)
     host = host_of(Path(basis.guest), trust) if basis.guest else None
     default = default_command(RunCommand, basis.agent or (basis.algorithm if host is None else host.agent))
-    if not basis.agent and host is None and names_agent(VECTOR_AGENT, default, arguments):
+    is_usual = not basis.agent and host is None and default.agent == DEFAULT_AGENT
+    if is_usual and names_agent(VECTOR_AGENT, default, arguments):  # the actions decide later
         default = default_command(RunCommand, VECTOR_AGENT)
     if basis.from_journal:
         journal = Path(basis.from_journal)

@@ -219,6 +219,10 @@ def test_a_flag_of_the_usual_algorithm_for_vectors_chooses_it():
     for words, agent in (*usual, (["--critic-norm", "batch", "--agent", "impala"], "impala")):
         arguments = ["--env", "tests.environments.odd_envs:Steered-v0", *words]
         assert first_default(Basis.of(arguments), None, Trust(), arguments).agent == agent
+    for env, agent in (("Catch-v0", "apex-dqn"), ("LunarLanderContinuous-v3", "impact")):
+        arguments = ["--env", env, "--critic-norm", "batch"]
+        with pytest.raises(ConfigError, match=f"--critic-norm is a flag of --agent sac, this is --agent {agent}"):
+            make_plan(Asked.of(first_default(Basis.of(arguments), None, Trust(), arguments), arguments), None)
     with pytest.raises(ConfigError, match=r"--agent sac has auto, .*; td3 is one of --agent apex-dpg"):
         planned("--env", "Pendulum-v1", "--agent", "sac", "--preset", "td3")
 
