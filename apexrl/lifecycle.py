@@ -41,6 +41,7 @@ PATIENCE_STATUS = 69  # exit status when a peer was away for longer than the pat
 TEMPORARY_STATUS = 75  # exit status when the operating system may allow it later (EX_TEMPFAIL of sysexits.h)
 MAX_OPEN_FILES = 65_536  # of a process; a hard limit may be a billion, and some programs close all that there might be
 INTERRUPTED_STATUS = 130  # a shell's, of a program that Ctrl-C ended
+TOLD_STATUS = 143  # a shell's, of a program that SIGTERM ended: of a role that a supervisor keeps
 UNREAD_STATUS = 141  # a shell's, of a program that SIGPIPE ended
 PASSING_ERRNOS = {  # a full disk, an address in use or not there yet, a lock, no memory or descriptors left
     *(errno.ENOSPC, errno.EDQUOT, errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EAGAIN),
@@ -139,6 +140,8 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
     status = run_program(lambda: _status_of(role, main, stop, log))
     if _is_gone(parent):
         kill_descendants()  # a supervisor would
+    elif parent and stop.num_signals and not status:  # else a supervisor that did not ask takes it for finished
+        status = TOLD_STATUS
     if not finalizes:
         end_at_once(status)
     _limit_threads(before, status)

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from apexrl.children import PARENT_VARIABLE
 from apexrl.errors import ConfigError, PeerError, PeerTimeout
-from apexrl.lifecycle import exit_status, measured, resident_bytes, switch_threads_often
+from apexrl.lifecycle import TOLD_STATUS, exit_status, measured, resident_bytes, switch_threads_often
 from tests.few_files import no_files_left
 from tests.system.processes import ROOT, is_gone, wait_for
 
@@ -109,6 +110,22 @@ def test_every_signal_is_counted():
         "while stop.num_signals < 2: time.sleep(0.01)\n"
     )
     check_signalled(script, signal.SIGINT, ["ready\n", "1\n"])
+
+
+@pytest.mark.parametrize(("is_kept", "status"), [(False, 0), (True, TOLD_STATUS)])
+def test_a_role_that_is_told_to_end_by_somebody_else_has_not_finished_for_its_supervisor(is_kept, status):
+    role = "def main(stop):\n print('ready', flush=True)\n stop.wait()\nfrom apexrl.lifecycle import run_role\n"
+    environment = dict(os.environ) | ({PARENT_VARIABLE: str(os.getpid())} if is_kept else {})
+    process = subprocess.Popen(
+        [sys.executable, "-c", role + "run_role('role', main)"], cwd=ROOT, env=environment, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        assert process.wait(100) == status
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("last", ["time.sleep(600)", "pass"])

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from apexrl.acting.foreign import ForeignEnvironment
-from apexrl.acting.games import Ending, Games, Progress, play_games
+from apexrl.acting.games import Ending, Games, GamesTold, play_games
 from apexrl.acting.loop import check_fits, why_unfit
 from apexrl.acting.video import MAX_FILM_SECONDS, VideoFolder, VideoWriter
 from apexrl.agents.contract import Actor
 from apexrl.agents.families import family_of, implementation
+from apexrl.clocks import Absence
 from apexrl.config.commands import ActorCommand
 from apexrl.control_groups import num_cores
 from apexrl.environments.renewal import Failures
@@ -111,7 +112,7 @@ class Evaluator:
             return {}
         version, agent = parameters.header.params_version, self._actor(parameters)
         recorder = self._recorder(version)
-        silent = Progress(1, version, lambda metrics: None)
+        silent = GamesTold(1, version, lambda metrics: None)
         once = dataclasses.replace(self._command.evaluation, episodes=1)
         with contextlib.suppress(ApexError):  # it fails, and the games that count did not
             play_games(agent, self._envs[:1], once, self._seed(version), recorder, silent, stop)
@@ -143,7 +144,7 @@ class Evaluator:
               report: Callable[[dict[str, float]], None], stop: Ending) -> Games | None:  # fmt: skip
         """Plays the configured number of games."""
         config, seed = self._command.evaluation, self._seed(*key)
-        return play_games(agent, self._envs, config, seed, recorder, Progress(config.episodes, key[0], report), stop)
+        return play_games(agent, self._envs, config, seed, recorder, GamesTold(config.episodes, key[0], report), stop)
 
     def _may_be_best(self, games: Games, version: int) -> bool:
         """Returns whether parameters may replace the best ones; those of update 0 replace none."""
@@ -246,14 +247,13 @@ def newest_when_due(subscriber: ParameterSubscriber, due: float, patience_second
       newest: those that came already.
     Raises: PeerTimeout when none come for longer than the patience.
     """
-    heard = time.monotonic()
+    absence = Absence()
     while not stop.is_set():
-        encoded, now = subscriber.fetch_encoded(500), time.monotonic()
-        if encoded is not None:
-            newest, heard = encoded, now
-        elif now - heard > patience_seconds:
+        encoded = subscriber.fetch_encoded(500)
+        newest = encoded or newest
+        if absence.look(encoded is None) > patience_seconds:
             raise PeerTimeout(f"no parameters from {subscriber.endpoint} in time: is the learner running?")
-        if newest is not None and (now >= due or _is_last(newest)):
+        if newest is not None and (time.monotonic() >= due or _is_last(newest)):
             return newest
     return None
 

@@ -33,7 +33,7 @@ class Games(NamedTuple):
         return math.fsum(self.returns) / len(self.returns)
 
 
-class Progress:
+class GamesTold:
     """Tells how far an evaluation is: metrics at its start and each report period, and a line when games have ended.
 
     The mean so far leans towards short games, which end first.
@@ -78,7 +78,7 @@ def play_games(
     config: EvaluationConfig,
     seed: int,
     recorder: VideoWriter | None,
-    progress: Progress,
+    progress: GamesTold,
     stop: Ending,
 ) -> Games | None:
     """Plays games to their end in environments of one game each; None when stopped before.

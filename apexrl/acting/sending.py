@@ -30,12 +30,15 @@ def patiently(client: InsertClient, patience_seconds: float, call: Callable[[flo
       call: takes the seconds that it may take, and is repeated when they were not enough.
     Raises: PeerTimeout when the server has not said where we stand for longer than the patience.
     """
+    was_away = False
     while True:
         try:
             return call(ASK_SECONDS)
         except PeerTimeout:
-            if client.away_seconds > patience_seconds:
+            is_away = client.away_seconds > patience_seconds
+            if is_away and was_away:  # once may be because this process was stopped itself
                 raise
+            was_away = is_away
 
 
 class UnrollSender:

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from apexrl.agents.families import family_of, implementation
+from apexrl.clocks import time_of_day
 from apexrl.config.commands import LearnerCommand, OfflineCommand
 from apexrl.config.flags import explicit_replay, wants_of
 from apexrl.config.tables import part_of
@@ -239,8 +240,8 @@ class LearnerLoop:
                     waits_for=replicas.waits_for,
                     transitions=replicas.transitions,
                     largest_weight=1.0 if draw is None else draw.largest_weight,
-                    late=self._courses.late(time.time(), updater.num_updates),
-                    is_over=0 < self._command.ends_at <= time.time(),
+                    late=self._courses.late(time_of_day(), updater.num_updates),
+                    is_over=0 < self._command.ends_at <= time_of_day(),
                 )
             )
             frames = sum(standing.transitions for standing in standings) * spec.frames_per_step
@@ -257,6 +258,8 @@ class LearnerLoop:
                     self._expect(pending, draw, updater, replicas)
                 draw = None
             self._arrivals.collect(self._device_stream.depth)
+            if record is not None:
+                self._take_evaluations(record)
             now = time.monotonic()
             is_old = updater.num_updates - published_updates >= learning.publish_period_updates
             if record is not None and is_old and now - published_at >= learning.publish_period_seconds:
@@ -331,10 +334,7 @@ class LearnerLoop:
         waited = time.monotonic() - asked
         if waited > NOTED_WAIT_SECONDS:
             self._stopwatch.add(replicas.waits_for or "replay", waited)
-        if draw is None:
-            waiter.check(replicas.waits_for)
-        else:
-            waiter.reset()
+        waiter.check(replicas.waits_for, something_came=draw is not None)
         return draw
 
     def _speak(

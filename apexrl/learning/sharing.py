@@ -1,7 +1,6 @@
 """The division of a run among several learners, and its sums: shards, rows of a batch, counts."""
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ import msgspec
 import numpy as np
 
 from apexrl.agents.families import family_of
+from apexrl.clocks import time_of_day
 from apexrl.config.commands import LearnerCommand, OfflineCommand
 from apexrl.config.flags import wants_of
 from apexrl.config.sections import UpdateConfig, WireConfig
@@ -122,9 +122,9 @@ def beginning(checkpoint: "Checkpoint | None", num_shards: int) -> Beginning:
     if len(logs) not in (0, num_shards):
         raise ConfigError(f"the run has {len(logs)} shards, not --shards {num_shards}: they stay as they are for a run")
     tensors, begin = {} if checkpoint is None else checkpoint.tensors, LEARNING + MOMENTS
-    moments = {name.removeprefix(begin): tensors[name].tolist() for name in tensors if name.startswith(begin)}
+    moments = {name.removeprefix(begin): tensors[name].flatten().tolist() for name in tensors if name.startswith(begin)}
     logs, progress = logs or (LogPosition(),) * num_shards, counters.known_progress
-    return Beginning(counters.updates, counters.seconds, logs, progress=progress, moments=moments, now=time.time())
+    return Beginning(counters.updates, counters.seconds, logs, progress=progress, moments=moments, now=time_of_day())
 
 
 def totals(team: "Team", replicas: "Replicas", sums: np.ndarray) -> tuple[tuple[LogPosition, ...], np.ndarray]:

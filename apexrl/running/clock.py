@@ -1,8 +1,8 @@
 """The clock decides when a run is over. A smoke run ends when everything has happened once, or at its deadline."""
 
-import time
 from collections.abc import Callable
 
+from apexrl.clocks import time_of_day
 from apexrl.config.commands import RunCommand
 from apexrl.networks.headers import Counters
 
@@ -15,7 +15,7 @@ class Clock:
     It goes by the time of day, as the learner does, which knows when the run ends.
     """
 
-    def __init__(self, command: RunCommand, clock: Callable[[], float] = time.time, began_at: float | None = None):
+    def __init__(self, command: RunCommand, clock: Callable[[], float] = time_of_day, began_at: float | None = None):
         """Begins now, or when the run began, in seconds since 1970."""
         self._max_seconds = command.max_seconds
         self._is_smoke = command.smoke

@@ -16,12 +16,13 @@ from apexrl.config.flags import to_flags
 from apexrl.errors import ConfigError, KilledError, PeerError, PeerTimeout, reason_of
 from apexrl.hosts import is_loopback
 from apexrl.leftovers import MARK_VARIABLE, new_mark
-from apexrl.lifecycle import PATIENCE_STATUS, PERMANENT_STATUS, Stop, end_at_once
+from apexrl.lifecycle import PATIENCE_STATUS, PERMANENT_STATUS, TOLD_STATUS, Stop, end_at_once
 from apexrl.running.meeting import BACKEND
 
 logger = logging.getLogger(__name__)
 
 THIS_HOST = "127.0.0.1"
+OWN_SIGNAL_SECONDS = 1.0  # after one of its learners has left by a signal, in which this process has got its own
 
 
 def run_learners(command: LearnerCommand, stop: Stop) -> None:
@@ -60,7 +61,9 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
             torchrun.run(torchrun.parse_args([*arguments, role_script("learner.py"), *to_flags(command)]))
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        kinds = {PERMANENT_STATUS: ConfigError, PATIENCE_STATUS: PeerTimeout}
+        if failure.exitcode == TOLD_STATUS and stop.wait(OWN_SIGNAL_SECONDS):  # all of us were told, as by Ctrl-C
+            return
+        kinds = {PERMANENT_STATUS: ConfigError, PATIENCE_STATUS: PeerTimeout, TOLD_STATUS: KilledError}
         kind = KilledError if failure.exitcode < 0 else kinds.get(failure.exitcode, PeerError)
         raise kind(f"learner {rank}: {failure.message}") from None
     except RuntimeError as error:  # of torch.distributed

@@ -11,7 +11,7 @@ from pathlib import Path
 from apexrl.children import start_child
 from apexrl.errors import ConfigError, PeerError, PeerTimeout
 from apexrl.leftovers import MARK_VARIABLE, kill_family, kill_group, kill_marked, new_mark
-from apexrl.lifecycle import PASSING_ERRNOS, PATIENCE_STATUS, PERMANENT_STATUS, TEMPORARY_STATUS
+from apexrl.lifecycle import PASSING_ERRNOS, PATIENCE_STATUS, PERMANENT_STATUS, TEMPORARY_STATUS, TOLD_STATUS
 from apexrl.running.activity import Activity
 from apexrl.running.last_words import MAX_LOG_BYTES, FromLog, FromPipe, without_numbers
 
@@ -58,7 +58,7 @@ class Child:
 
     def last_words(self, status: int) -> str:
         """Returns the last line of a process that ended with this status; empty when no error of its own ended it."""
-        return "" if status in (0, -signal.SIGTERM, -signal.SIGKILL) else self.words.last()
+        return "" if status in (0, TOLD_STATUS, -signal.SIGTERM, -signal.SIGKILL) else self.words.last()
 
     @property
     def newest_line(self) -> str:
@@ -255,6 +255,8 @@ def _kill(children: Iterable[Child], reason: str) -> None:
 
 def describe_status(status: int) -> str:
     """Returns an exit status in words."""
+    if status == TOLD_STATUS:
+        return "a signal that told it to end"
     if status >= 0:
         return f"status {status}"
     names = {int(number): number.name for number in signal.Signals}

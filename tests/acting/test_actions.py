@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from apexrl.acting.games import Progress, play_games
+from apexrl.acting.games import GamesTold, play_games
 from apexrl.acting.player import EnvironmentGroup
 from apexrl.acting.video import VideoWriter
 from apexrl.config.sections import EnvConfig, EvaluationConfig
@@ -97,7 +97,7 @@ def test_priorities_that_are_none_are_refused(priorities, complaint):
 @pytest.mark.parametrize("actions", [np.full(2, 1.4), np.full(2, 3), np.zeros(1, int)])
 def test_an_evaluation_refuses_actions_that_are_none(actions):
     envs = [make_environment(EnvConfig("Catch-v0"), 1) for _ in range(2)]
-    progress = Progress(2, 0, lambda metrics: None)
+    progress = GamesTold(2, 0, lambda metrics: None)
     agent = Given(lambda size, rng: actions)
     with pytest.raises(ApexError, match="the agent gives"):
         play_games(agent, envs, EvaluationConfig(episodes=2), 0, VideoWriter(None, 10.0), progress, Stop())

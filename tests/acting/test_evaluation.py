@@ -13,7 +13,7 @@ import pytest
 
 from apexrl.acting import evaluation
 from apexrl.acting.evaluation import GivingWay, newest_when_due
-from apexrl.acting.games import Progress, play_games
+from apexrl.acting.games import GamesTold, play_games
 from apexrl.config.commands import ActorCommand
 from apexrl.config.flags import parse
 from apexrl.config.sections import EvaluationConfig
@@ -217,7 +217,7 @@ def test_an_evaluation_of_update_0_gives_way_to_newer_parameters_that_are_due(mo
     monkeypatch.setattr(evaluation, "LOOK_SECONDS", 0.0)
     first, second, last = published(0), published(1), published(2, is_last=True)
 
-    silent = Progress(1, 0, lambda metrics: None)
+    silent = GamesTold(1, 0, lambda metrics: None)
 
     def played(due, *values):
         giving_way = GivingWay(Stop(), Subscriber(*values), first, due)

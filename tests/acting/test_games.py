@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.utils import seeding
 
-from apexrl.acting.games import Progress, play_games
+from apexrl.acting.games import GamesTold, play_games
 from apexrl.config.sections import EnvConfig, EvaluationConfig
 from apexrl.environments import renewal
 from apexrl.environments.vector import make_environment
@@ -77,7 +77,7 @@ def recorder():
 
 @pytest.fixture
 def silent():
-    return Progress(1, 0, lambda metrics: None)
+    return GamesTold(1, 0, lambda metrics: None)
 
 
 def test_every_environment_plays_its_share_of_whole_games_and_then_rests(recorder, silent):
@@ -96,7 +96,7 @@ def play_failing(num_games, recorder, **kwargs):
     config = EnvConfig("tests.environments.failing_envs:Breakable-v0", env_kwargs=json.dumps(kwargs))
     failures = renewal.Failures()
     envs = [make_environment(config, 1, failures=failures) for _ in range(3)]
-    progress = Progress(num_games, 0, lambda metrics: None)
+    progress = GamesTold(num_games, 0, lambda metrics: None)
     try:
         return play_games(Still(), envs, EvaluationConfig(episodes=num_games), 7, recorder, progress, Stop())
     finally:
@@ -155,7 +155,7 @@ def test_a_stop_ends_the_games_without_an_outcome(recorder, silent):
 
 def test_finished_games_are_told_while_others_go_on(recorder):
     told = []
-    progress = Progress(3, 70, told.append, period_seconds=0.0)
+    progress = GamesTold(3, 70, told.append, period_seconds=0.0)
     play_games(Agent(), [Game(2), Game(3), Game(6)], EvaluationConfig(episodes=3), 0, recorder, progress, Stop())
     finished = [metrics["evaluation/games_finished"] for metrics in told]
     assert finished == [0, 1, 2, 2, 2, 3]  # after each step
@@ -164,7 +164,7 @@ def test_finished_games_are_told_while_others_go_on(recorder):
 
 def test_the_last_games_are_told_within_a_period_too(recorder):
     told = []
-    progress = Progress(2, 1, told.append, period_seconds=1e6)
+    progress = GamesTold(2, 1, told.append, period_seconds=1e6)
     play_games(Agent(), [Game(2), Game(3)], EvaluationConfig(episodes=2), 0, recorder, progress, Stop())
     assert told == [
         {"evaluation/games_finished": 0},

@@ -139,7 +139,7 @@ def test_an_actor_waits_for_a_learner_as_long_as_the_replay_tells_it_to(client, 
 
 def test_an_actor_gives_up_a_replay_that_is_away_for_longer_than_its_patience(client, sending, spec, make_unroll):
     sender, stop, thread = sending
-    client.num_waits, client.away_seconds = 1, 6.0
+    client.num_waits, client.away_seconds = 2, 6.0
     assert sender.offer(round_of(spec, make_unroll, 0)[0])
     thread.join(100)
     assert isinstance(stop.error, PeerTimeout) and not client.inserted

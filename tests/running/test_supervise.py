@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from apexrl.errors import ConfigError, PeerError, PeerTimeout
-from apexrl.lifecycle import PATIENCE_STATUS
+from apexrl.lifecycle import PATIENCE_STATUS, TOLD_STATUS
 from apexrl.running import supervise as supervising
 from apexrl.running.supervise import Supervisor, describe_status
 from tests.few_files import no_files_left
@@ -59,6 +59,14 @@ def test_what_dies_is_started_again(supervise, tmp_path):
     )
     supervisor = supervise(role=script + SLEEP)
     watched(supervisor, lambda: supervisor.num_restarts == 1 and supervisor.children["role"].process is not None)
+
+
+def test_a_child_that_somebody_else_has_told_to_end_has_not_finished(supervise, tmp_path, caplog):
+    supervisor = supervise()
+    ended = f"print('updates go on', flush=True); import sys; sys.exit({TOLD_STATUS})"
+    supervisor.start("learner", ["-c", ended], may_finish=True, log=tmp_path / "learner.log")
+    watched(supervisor, lambda: supervisor.num_restarts >= 2)
+    assert "learner ended with a signal that told it to end; restart 2" in caplog.text
 
 
 def test_only_the_words_of_its_last_life_are_said(supervise, tmp_path, caplog):

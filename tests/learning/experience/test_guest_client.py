@@ -142,6 +142,19 @@ def test_its_samples_an_insert_bound_the_guest(spec, make_unroll):
     assert 6 <= num_batches <= 6 + 4 + 1 and guest.waits_for == "actors"
 
 
+def test_a_run_that_is_away_is_missed_also_where_its_unrolls_are_enough_for_batches(spec, make_unroll):
+    host = HostLog()
+    guest = guest_of(host, spec, ("unrolls=uniform",), {"unrolls": 1})
+    host.events = [start(spec), *(append(spec, make_unroll, number) for number in range(6))]
+    assert drained(guest) and guest.waits_for != "replay_connection"
+    host.waits_for = "replay_connection"
+    guest.batch_used("unrolls")
+    assert isinstance(guest.poll(0), LogBatch) and guest.waits_for == "replay_connection"
+    host.waits_for = ""
+    guest.batch_used("unrolls")
+    assert isinstance(guest.poll(0), LogBatch) and guest.waits_for == ""
+
+
 def test_unrolls_that_do_not_fit_are_cut_anew(spec, make_unroll):
     wanted = msgspec.structs.replace(spec, unroll_starts=2 * spec.unroll_starts, overlap_steps=1)
     host = HostLog()

@@ -1,0 +1,28 @@
+"""Times that go on evenly where somebody sets the clock, or where this process stands still for a while."""
+
+import time
+
+LONGEST_LOOK_SECONDS = 2.0
+_EPOCH = time.time() - time.monotonic()
+
+
+def time_of_day() -> float:
+    """Returns the seconds since 1970, which go on evenly where somebody sets the clock, and stand while we sleep."""
+    return _EPOCH + time.monotonic()
+
+
+class Absence:
+    """Counts the seconds for which somebody has been away. A look adds a few at most.
+
+    So the time in which this process was stopped itself, or its machine slept, is nobody's absence. One owner.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._looked = 0.0, time.monotonic()
+
+    def look(self, is_away: bool) -> float:
+        """Returns the seconds of the absence so far, 0 where there is none."""
+        now = time.monotonic()
+        self._seconds = self._seconds + min(now - self._looked, LONGEST_LOOK_SECONDS) if is_away else 0.0
+        self._looked = now
+        return self._seconds
