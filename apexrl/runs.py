@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +78,7 @@ class CurvePoint(NamedTuple):
 
 
 UNFIT = re.compile(r"[^\w.+=]+")  # for the name of a directory
-MAX_NAME = 80
+MAX_NAME_BYTES = 80
 # Flags that do not tell runs apart: the place, the end and the processes of a run.
 UNNAMED = {
     *("env", "run-dir", "fork", "guest", "at", "from-journal", "journal-dir", "keys", "trust", "callback", "port-base"),
@@ -99,7 +100,8 @@ def new_run(env: str, words: Sequence[str] = ()) -> str:
     named = flags.pop("name", "") or "-".join(
         part for flag, value in flags.items() if is_telling(flag.removeprefix("no-")) for part in (flag, value) if part
     )
-    parts = [env, UNFIT.sub("-", named)[:MAX_NAME].strip("-"), time.strftime("%Y%m%d-%H%M%S")]
+    name = UNFIT.sub("-", named).encode()[:MAX_NAME_BYTES].decode(errors="ignore")
+    parts = [env, name.strip("-"), time.strftime("%Y%m%d-%H%M%S")]
     return str(RUNS / UNFIT.sub("-", "-".join(filter(None, parts))))
 
 
@@ -125,7 +127,7 @@ def made_run(directory: str) -> str:
             path.mkdir(parents=True)
             return str(path)
         except OSError as error:
-            if not path.is_dir():
+            if not os.path.isdir(path):  # False also for a name that is too long
                 raise ConfigError(f"{path} cannot be made ({error.strerror}): give a --run-dir") from error
     raise AssertionError("numbers do not end")
 
@@ -192,6 +194,8 @@ def _all_evaluations(path: Path) -> list[CurvePoint]:
         raise ConfigError(f"{path} cannot be read: {fault_of(error)}") from error
     try:
         for row in reader:
+            if None in row:  # more than the names
+                raise ValueError("too many numbers")
             is_old = row.get("exploration") is None
             numbers = {name: float(row[name]) for name in CurvePoint._fields[: -1 if is_old else None]}
             if not all(abs(number) <= most for number, most in zip(numbers.values(), MOST, strict=False)):

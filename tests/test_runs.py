@@ -72,6 +72,8 @@ def test_a_place_without_room_for_runs_is_named(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="cannot be made"):
         made_run(str(tmp_path / "link" / "x"))
+    with pytest.raises(ConfigError, match=r"File name too long.: give a --run-dir"):
+        made_run(str(tmp_path / ("x" * 300)))
 
 
 def test_a_run_that_cannot_be_read_is_named_and_left_out(tmp_path, capsys):
@@ -116,6 +118,7 @@ def test_nothing_in_a_run_controls_the_terminal_that_lists_it(tmp_path, capsys):
         (["--mix", "queue=1/2", "recent=1/2", "--env-kwargs", '{"a": -1}'], "mix-queue=1-2-recent=1-2-env-kwargs-a-1-"),
         (["--seed", "2", "--name", "my run/2"], "my-run-2-"),
         (["--name", "a" * 200], "a" * 80 + "-"),
+        (["--name", "字" * 80], "字" * 26 + "-"),
     ],
 )  # fmt: skip
 def test_a_run_is_named_by_what_was_given(words, named):

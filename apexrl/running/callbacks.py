@@ -4,6 +4,7 @@ It reads the files of the run, so that a callback that is slow costs the learner
 has any of two methods, `on_status(status)` and `on_evaluation(evaluation)`; the run ends where one returns True.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from apexrl.learning.record.status_file import Status, read_status
 from apexrl.lifecycle import Stop, run_role
 from apexrl.own_modules import own
 from apexrl.runs import CURVE_FILE, CurvePoint, read_evaluations
+
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 
@@ -32,10 +35,7 @@ class News:
         self._told = set(self._evaluations())
 
     def __call__(self) -> Iterator[Status | CurvePoint]:
-        """Yields what is new since the last call: evaluations, then the newest status.
-
-        Raises: ConfigError when the evaluations cannot be read.
-        """
+        """Yields what is new since the last call: evaluations, then the newest status."""
         for evaluation in self._evaluations():
             if evaluation not in self._told:
                 self._told.add(evaluation)
@@ -51,7 +51,11 @@ class News:
         if stamp == self._stamp:
             return []
         self._stamp = stamp
-        return read_evaluations(path)
+        try:
+            return read_evaluations(path)
+        except ConfigError as error:  # the learner writes it whole again with the next one
+            logger.warning("%s: mend or remove that line", error)
+            return []
 
 
 Callback = Callable[[Any], object]

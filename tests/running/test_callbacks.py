@@ -120,3 +120,13 @@ def test_what_is_wrong_with_a_callback_is_said_in_its_line(tmp_path, monkeypatch
     assert dataclasses
     with pytest.raises(ConfigError, match=line):
         role(monkeypatch, tmp_path, name, -1.0)
+
+
+def test_evaluations_that_cannot_be_read_for_a_moment_end_no_run(tmp_path, caplog):
+    evaluated(tmp_path, 1.0)
+    news = News(tmp_path)
+    (tmp_path / CURVE_FILE).write_text("seconds;frames\n1;2\n")
+    os.utime(tmp_path / CURVE_FILE, (1, 1))
+    assert list(news()) == [] and "line 2 is no evaluation: mend or remove that line" in caplog.text
+    evaluated(tmp_path, 1.0, 2.0)
+    assert [evaluation.mean for evaluation in news()] == [2.0]

@@ -95,7 +95,7 @@ class RunRecord:
             _tidy(directory)
             curve = directory / CURVE_FILE
             rows = read_whole(curve).decode().partition("\n")[2] if os.path.lexists(curve) else ""
-            self._curve = f"{CURVE_COLUMNS}\n{rows}"  # an earlier version has fewer columns
+            self._curve = f"{CURVE_COLUMNS}\n{_whole(rows, curve)}"  # an earlier version has fewer columns
         except UNREADABLE as error:
             raise ConfigError(f"the run directory {directory} cannot be used: {error}") from error
         self._is_curve_written = True
@@ -289,14 +289,14 @@ class RunRecord:
             )
 
     def _write_results(self) -> None:
-        """Writes events, curve and best network, where the disk has not taken them yet."""
+        """Writes events, best network and curve, where the disk has not taken them yet."""
         self._disk.tries(self._events.flush)
-        if not self._is_curve_written:
-            curve = self._curve.encode()
-            self._is_curve_written = self._disk.tries(lambda: write_durably(self._directory / CURVE_FILE, curve))
         best = self._unsaved_best
         if best is not None and self._disk.tries(lambda: self._save_best(best)):
             self._unsaved_best = None
+        if not self._is_curve_written:  # only now: of a kill between them stays a network, and no line without one
+            curve = self._curve.encode()
+            self._is_curve_written = self._disk.tries(lambda: write_durably(self._directory / CURVE_FILE, curve))
 
     def _save_best(self, evaluation: Evaluation) -> None:
         """Writes evaluated parameters as the best ones: the network alone, in the precision in which it was played."""
@@ -308,6 +308,15 @@ class RunRecord:
         header = CheckpointHeader(*self._identity, counters, self.run)
         tensors = {ACTING + name: tensor for name, tensor in parameters.tensors.items()}
         save_checkpoint(self._directory / CHECKPOINTS / BEST, header, tensors)
+
+
+def _whole(rows: str, path: Path) -> str:
+    """Returns the lines of a curve without the beginning of one at its end, which would run into the next."""
+    rest = rows.rpartition("\n")[2]
+    if not rest or rest.count(",") == CURVE_COLUMNS.count(","):
+        return rows + "\n" * bool(rest)
+    logger.warning("%s: its last line is cut off and is left out: %s", path, rest)
+    return rows.removesuffix(rest)
 
 
 def _curve_values(evaluation: Evaluation, metrics: dict[str, float]) -> str:

@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.errors import ApexError, ConfigError
+from apexrl.learning.record import run_record
 from apexrl.learning.record.latest import latest_checkpoint
 from apexrl.learning.record.run_record import RunRecord
 from apexrl.net.metrics_channel import Evaluation
@@ -356,3 +357,36 @@ def test_the_curve_tells_the_exploration_also_behind_lines_of_an_earlier_version
     record.evaluated(msgspec.structs.replace(evaluation(agent, 1.0), exploration=0.001))
     old, new = read_evaluations(tmp_path / CURVE_FILE)
     assert (old.max, new.mean, new.exploration) == (8, 1, 0.001) and math.isnan(old.exploration)
+
+
+@pytest.mark.parametrize(
+    ("end", "means"), [("20,200,2,10,1", [1, 4]), ("20,200,2,10,3,3,3,3,0.001", [1, 3, 4]), ("20,200,2,10,3,3\n", None)]
+)
+def test_a_line_that_was_cut_off_does_not_run_into_the_next(tmp_path, spec, agent, end, means):
+    columns = "seconds,frames,updates,episodes,mean,median,min,max,exploration\n"
+    (tmp_path / CURVE_FILE).write_text(f"{columns}10,100,1,10,1,1,1,1,0.001\n{end}")
+    record = RunRecord(tmp_path, identity_of(spec))
+    agent.num_updates = 9
+    record.published(9, 900)
+    record.evaluated(evaluation(agent, 4.0))
+    if means is None:  # a whole line that is none is not ours to remove
+        with pytest.raises(ConfigError, match="line 3 is no evaluation"):
+            read_evaluations(tmp_path / CURVE_FILE)
+        return
+    lines = (tmp_path / CURVE_FILE).read_text().splitlines()
+    assert [float(line.split(",")[4]) for line in lines[1:]] == means
+
+
+def test_a_line_with_more_numbers_than_an_evaluation_has_is_none(tmp_path):
+    line = "seconds,frames,updates,episodes,mean,median,min,max,exploration\n20,200,2,10,130,300,3,10,5,5,5,5,0\n"
+    (tmp_path / CURVE_FILE).write_text(line)
+    with pytest.raises(ConfigError, match="line 2 is no evaluation"):
+        read_evaluations(tmp_path / CURVE_FILE)
+
+
+def test_a_kill_between_curve_and_best_network_leaves_no_line_without_its_network(tmp_path, agent, record, monkeypatch):
+    agent.num_updates, written = 7, []
+    monkeypatch.setattr(run_record, "write_durably", lambda path, content: written.append(path.name))
+    monkeypatch.setattr(run_record, "save_checkpoint", lambda path, *_: written.append(path.name))
+    record.evaluated(evaluation(agent, 5.0))
+    assert written == ["best.safetensors", CURVE_FILE]
