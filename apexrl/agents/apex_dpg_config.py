@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from apexrl.agents.apex_dqn_config import tables
-from apexrl.agents.contract import Family, Preset, Transitions, Want, check_continuous
+from apexrl.agents.apex_dqn_config import by_priority, tables
+from apexrl.agents.contract import Family, Preset, Want, check_continuous
 from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.networks.config import DeterministicConfig
@@ -116,7 +117,22 @@ def wants(algorithm: DpgAlgorithm, update: DpgUpdate) -> tuple[Want, ...]:
             f"--noise-least {algorithm.noise_least:g} is above --noise-most {algorithm.noise_most:g}: give less of the "
             "one or more of the other"
         )
-    return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
+    return by_priority(algorithm, update)
+
+
+def idle(command: Any, stream: StreamSpec) -> Mapping[str, str]:
+    """Returns the fields without effect."""
+    update, network = command.update, command.network
+    fields = {}
+    if update.target_rate:
+        fields["target_period_updates"] = "--target-rate 0"
+    if not update.target_noise:
+        fields["target_noise_clip"] = "--target-noise"
+    if not network.atoms:
+        fields |= {"least_return": "--atoms", "most_return": "--atoms"}
+    if network.initial_priorities == "critic" and not command.replay.priority_exponent:
+        fields["initial_priorities"] = "--priority-exponent"
+    return fields
 
 
 FAMILY = Family(
@@ -130,4 +146,5 @@ FAMILY = Family(
     {"paper": PAPER, "gpu": SWIFT, "two-cores": SWIFT, "small": SWIFT, "td3": TD3, "d4pg": D4PG},
     is_greedy=True,
     exploration_bands=((0.2, "above_0.2"), (0.1, "0.1_to_0.2"), (-math.inf, "below_0.1")),
+    idle=idle,
 )

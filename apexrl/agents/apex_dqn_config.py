@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from apexrl.agents.contract import Family, Preset, Transitions, Want, check_discrete
@@ -101,7 +102,17 @@ def wants(algorithm: ApexAlgorithm, update: ApexUpdate) -> tuple[Want, ...]:
     """
     if update.munchausen and algorithm.value_rescaling:
         raise ConfigError("--munchausen adds a log-policy to rewards, --value-rescaling learns h(Q): leave one out")
+    return by_priority(algorithm, update)
+
+
+def by_priority(algorithm: Any, update: Any) -> tuple[Want, ...]:
+    """Returns the wants of any algorithm that learns from n-step transitions by priority, as `tables` has them."""
     return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
+
+
+def idle(command: Any, stream: StreamSpec) -> Mapping[str, str]:
+    """Returns the fields without effect."""
+    return {} if command.update.munchausen else {"policy_temperature": "--munchausen"}
 
 
 def tables(update: Any) -> tuple[TableSpec, ...]:
@@ -120,4 +131,5 @@ FAMILY = Family(
     {"gpu": GPU, "two-cores": TWO_CORES, "small": SMALL},
     is_greedy=True,
     exploration_bands=((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_0.05"), (-math.inf, "below_0.01")),
+    idle=idle,
 )

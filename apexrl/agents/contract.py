@@ -324,6 +324,13 @@ Section = Literal["env", "algorithm", "network", "update", "acting", "learning",
 Preset = Mapping[Section, Mapping[str, Any]]
 
 
+Idle = Callable[[Any, StreamSpec], Mapping[str, str]]
+"""From a RunCommand and its stream to the fields that have no effect there, with what would give them one.
+
+It raises ConfigError when a number is impossible with such a stream.
+"""
+
+
 class Family(NamedTuple):
     """Everything that the processes must know of an algorithm. Loads no torch."""
 
@@ -339,6 +346,7 @@ class Family(NamedTuple):
     is_greedy: bool = False  # whether it takes the best action, up to exploration: it learns no random policy
     exploration_bands: Bands = ()  # by which returns of training games are told apart; () where all explore alike
     divided_sizes: tuple[str, ...] = ()  # of the update's, beside batch_size: each of several learners has its part
+    idle: Idle = lambda command, stream: {}
 
 
 def check_discrete(environment: EnvironmentSpec, *, takes_masks: bool = False) -> None:

@@ -19,9 +19,11 @@ from apexrl.agents import (
 from apexrl.agents.contract import Family, Implementation, Section
 from apexrl.config.commands import OfflineCommand, ReplayCommand, RunCommand, WorkerCommand
 from apexrl.config.fields import values_of
+from apexrl.config.sections import AlgorithmConfig
 from apexrl.config.words import flag_of
-from apexrl.errors import ConfigError
+from apexrl.errors import ConfigError, named
 from apexrl.own_modules import import_own
+from apexrl.types import EnvironmentSpec, StreamSpec
 
 R = TypeVar("R")
 FAMILIES: dict[str, Family] = {
@@ -52,6 +54,8 @@ def family_of(name: str) -> Family:
         raise ConfigError(f"--agent {name}: there is no such algorithm; known are {known}, or module:name for your own")
     family = FAMILIES[own_name]
     if own_name not in SHIPPED:
+        if not isinstance(family, Family):
+            raise ConfigError(f"--agent {name}: FAMILIES[{own_name!r}] is {family!r:.200}: give a Family")
         _check_fields(name, family)
         _check_presets(name, family)
     return family
@@ -87,6 +91,18 @@ def _check_presets(agent: str, family: Family) -> None:
                 raise ConfigError(f"{source}: the section {section} is {values!r:.200}: give its fields by name")
             if unknown := values.keys() - values_of(getattr(command, section)):
                 raise ConfigError(f"{source}: the section {section} has no field {min(unknown)}")
+
+
+def stream_of(agent: str, algorithm: AlgorithmConfig, environment: EnvironmentSpec) -> StreamSpec:
+    """Returns the stream of an environment for an algorithm.
+
+    Raises: ConfigError when it has none, or its function fails.
+    """
+    with named(f"--agent {agent}: Family.stream"):
+        stream = family_of(agent).stream(algorithm, environment)
+    if not isinstance(stream, StreamSpec):
+        raise ConfigError(f"--agent {agent}: Family.stream gives {stream!r:.200}: give a StreamSpec")
+    return stream
 
 
 def records(given: Any, kind: type[R], source: str) -> tuple[R, ...]:

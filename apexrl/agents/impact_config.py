@@ -1,7 +1,8 @@
 """IMPACT, which is APPO, as a family: IMPALA's numbers with others of its own. Loads no torch."""
 
 import dataclasses
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from apexrl.agents import impala_config
 from apexrl.agents.contract import Family, Preset, Want
@@ -147,6 +148,18 @@ def wants(algorithm: ImpactAlgorithm, update: ImpactUpdate) -> tuple[Want, ...]:
     return found
 
 
+def idle(command: Any, stream: StreamSpec) -> Mapping[str, str]:
+    """Returns the fields without effect.
+
+    Raises: ConfigError when flags do not fit actions that are vectors, or a policy over some has no such entropy.
+    """
+    check_vectors(command.update, stream)
+    fields = dict(impala_config.idle(command, stream))
+    if not stream.num_actions:
+        fields["evaluation_epsilon"] = "actions to choose from"
+    return fields
+
+
 FAMILY = Family(
     ImpactAlgorithm(),
     ActorCriticConfig("shallow", (32, 64, 64), 512),
@@ -164,4 +177,5 @@ FAMILY = Family(
         "vectors": VECTORS,
     },
     raw_rewards_flag=impala_config.FAMILY.raw_rewards_flag,
+    idle=idle,
 )  # fmt: skip

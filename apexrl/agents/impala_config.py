@@ -1,6 +1,7 @@
 """IMPALA and LASER as a family: numbers with their sources, presets, and their use of the log. Loads no torch."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -203,6 +204,23 @@ def replay_view(algorithm: ImpalaAlgorithm, update: ImpalaUpdate) -> Unrolls:
     return Unrolls(burn_in_unrolls=burn_in if algorithm.lstm else 0)
 
 
+def idle(command: Any, stream: StreamSpec) -> Mapping[str, str]:
+    """Returns the fields without effect.
+
+    Raises: ConfigError when no policy over so many actions has the entropy that is to be kept.
+    """
+    update, num_actions = command.update, stream.num_actions
+    if update.entropy_target and num_actions:
+        target, most = Schedule.of(update.entropy_target), math.log(num_actions)
+        if not (0 < target.start < most and 0 < target.end < most):
+            raise ConfigError(
+                f"--entropy-target {update.entropy_target}: a policy over {num_actions} actions has an entropy between "
+                f"0 and {most:.3g}: give one between them"
+            )
+    fields = {} if command.algorithm.lstm else {"lstm_size": "--lstm", "replay_state": "--lstm"}
+    return fields | ({"first_deviation": "actions that are vectors"} if num_actions else {})
+
+
 def tables(update: Any) -> tuple[TableSpec, ...]:
     """Returns the tables of any algorithm with a `mix`: a queue sets the pace, and nobody waits for other tables."""
     return tables_for(parts_of(update.mix))
@@ -227,4 +245,5 @@ FAMILY = Family(
         "small": SMALL,
     },
     raw_rewards_flag=lambda update: "--reward-transform" if update.reward_transform != "none" else "",
+    idle=idle,
 )

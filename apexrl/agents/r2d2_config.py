@@ -1,7 +1,8 @@
 """R2D2 as a family: its numbers with their sources, its presets, and its use of the log. Loads no torch."""
 
 import dataclasses
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from apexrl.agents import apex_dqn_config
 from apexrl.agents.apex_dqn_config import ApexAlgorithm
@@ -110,6 +111,11 @@ def wants(algorithm: R2d2Algorithm, update: R2d2Update) -> tuple[Want, ...]:
     return (Want(update.table, update.batch_size, Unrolls(before + update.sequence_unrolls - 1)),)
 
 
+def idle(command: Any, stream: StreamSpec) -> Mapping[str, str]:
+    """Returns the fields without effect."""
+    return {"first_deviation": "actions that are vectors"}
+
+
 FAMILY = Family(
     R2d2Algorithm(),
     ActorCriticConfig("shallow", (32, 64, 64), 512),
@@ -121,4 +127,5 @@ FAMILY = Family(
     {"paper": PAPER, "gpu": TWO_CORES, "two-cores": TWO_CORES, "small": SMALL},
     is_greedy=True,
     exploration_bands=apex_dqn_config.FAMILY.exploration_bands,
+    idle=idle,
 )

@@ -1,13 +1,15 @@
 """SAC and CrossQ as a family: numbers with their sources, presets, and their use of the log. Loads no torch."""
 
 import dataclasses
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from apexrl.agents.apex_dpg_config import stream
-from apexrl.agents.apex_dqn_config import tables
-from apexrl.agents.contract import Family, Preset, Transitions, Want
+from apexrl.agents.apex_dqn_config import by_priority, tables
+from apexrl.agents.contract import Family, Preset
 from apexrl.config.sections import AlgorithmConfig, Changing, Range, UpdateConfig
 from apexrl.networks.config import GaussianConfig
+from apexrl.types import StreamSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +65,9 @@ FAST: Preset = {
 """A quarter of SAC's updates with thrice its rate, as simulators are faster than updates."""
 
 
-def wants(algorithm: SacAlgorithm, update: SacUpdate) -> tuple[Want, ...]:
-    """Returns the wants of the learner: transitions by priority."""
-    return (Want(update.table, update.batch_size, Transitions(algorithm.n_steps, algorithm.gamma)),)
+def idle(command: Any, stream: StreamSpec) -> Mapping[str, str]:
+    """Returns the fields without effect: CrossQ has no targets."""
+    return {"target_rate": "--critic-norm none or layer"} if command.network.critic_norm == "batch" else {}
 
 
 FAMILY = Family(
@@ -73,8 +75,9 @@ FAMILY = Family(
     GaussianConfig(),
     SacUpdate(),
     stream,
-    wants,
+    by_priority,
     tables,
     "apexrl.agents.sac",
     {"paper": PAPER, "gpu": FAST, "two-cores": FAST, "small": FAST},
+    idle=idle,
 )

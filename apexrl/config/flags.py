@@ -238,6 +238,8 @@ def check_together(command: Command, stream: StreamSpec | None = None) -> None:
     flag = family_of(command.agent).raw_rewards_flag(command.update)
     if flag and isinstance(command, RunCommand) and command.env.clip_rewards != "no":
         raise ConfigError(f"{flag} needs rewards that nobody has clipped: give --clip-rewards no, too")
+    if flag and command.learning.scale_rewards:
+        raise ConfigError(f"{flag} needs the environment's own rewards: give --no-scale-rewards, too")
     held = -(-replay.capacity // command.algorithm.unroll_starts)
     for want in wants_of(command):
         kinds = kinds_for(want, stream)

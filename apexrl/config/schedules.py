@@ -80,15 +80,10 @@ def changing_number(text: str) -> Changing:
     return schedule.start if schedule.is_constant else text
 
 
-def schedules_of(update: UpdateConfig, stands: bool = False) -> dict[str, Schedule]:
-    """Returns the ways of all numbers of an update that may change, by field.
-
-    Args:
-      stands: the run has no end, and gets no frames either: a number stays where its way would go with the run.
-    """
+def schedules_of(update: UpdateConfig) -> dict[str, Schedule]:
+    """Returns the ways of all numbers of an update that may change, by field."""
     hints = typing.get_type_hints(type(update)) | typing.get_type_hints(UpdateConfig)
-    ways = {name: Schedule.of(getattr(update, name)) for name, hint in hints.items() if hint == Changing}
-    return {name: way if way.frames or not stands else Schedule(way.start, way.start) for name, way in ways.items()}
+    return {name: Schedule.of(getattr(update, name)) for name, hint in hints.items() if hint == Changing}
 
 
 def share_of_endless(frames: int) -> float:

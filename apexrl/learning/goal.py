@@ -100,15 +100,26 @@ def number_of(progress: Progress) -> float:
     return Schedule(start, progress.end, shape=progress.shape).at(progress.share)
 
 
+def ways_of(command: LearnerCommand) -> dict[str, Schedule]:
+    """Returns the ways of all numbers of a learner's updates that may change, by field.
+
+    A journal's learner without an end gets no frames either: a number stays where its way would go with the run.
+    """
+    learning, ways = command.learning, schedules_of(command.update)
+    if learning.total_frames or learning.total_updates or command.ends_at:
+        return ways
+    if not (isinstance(command, OfflineCommand) and command.from_journal):
+        return ways
+    return {name: way if way.frames else Schedule(way.start, way.start) for name, way in ways.items()}
+
+
 class Courses:
     """The ways of all numbers of a learner's updates that may change, by field. One owner."""
 
     def __init__(self, command: LearnerCommand, now: float = 0.0):
         """Begins at the first frame, as each `Course` does."""
         ends = command.learning.total_frames, command.ends_at, now, command.learning.total_updates
-        from_journal = isinstance(command, OfflineCommand) and bool(command.from_journal)
-        ways = schedules_of(command.update, stands=from_journal and not (ends[0] or ends[1] or ends[3]))
-        self._courses = {name: Course(schedule, *ends) for name, schedule in ways.items()}
+        self._courses = {name: Course(schedule, *ends) for name, schedule in ways_of(command).items()}
 
     def begin(self, frames: int, before: Mapping[str, Progress], updates: int = 0, seconds: float = 0.0) -> None:
         """Goes on where a checkpoint was, at so many frames, updates and seconds of the run."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apexrl.agents.contract import Family, check_normalizable
-from apexrl.agents.families import family_of
+from apexrl.agents.families import family_of, stream_of
 from apexrl.config.commands import RunCommand
 from apexrl.config.fields import with_values
 from apexrl.config.flags import (
@@ -23,7 +23,6 @@ from apexrl.config.flags import (
     with_preset,
 )
 from apexrl.config.presets import VECTOR_AGENT, flags_for
-from apexrl.config.schedules import schedules_of
 from apexrl.config.sections import (
     DEFAULT_AGENT,
     AlgorithmConfig,
@@ -37,6 +36,7 @@ from apexrl.learning.devices import devices_of
 from apexrl.learning.experience.journal_client import check_usable, journal_transitions
 from apexrl.learning.experience.mixed_log import WITH_ACTORS, Share
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
+from apexrl.learning.goal import ways_of
 from apexrl.learning.sharing import divided_sizes, share_of
 from apexrl.net.actor_sessions import MAX_ACTORS, MAX_SLOTS
 from apexrl.net.insert_checks import why_impossible, why_too_large
@@ -117,13 +117,13 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
         command = with_values(command, {"journal_dir": str(Path(command.replay.journal_dir).resolve())})
     if command.network.network and "inputs" not in asked.given:
         command = with_values(command, {"inputs": parts})
-    family = family_of(command.agent)
     starts = _fitting_starts(command, environment, "unroll_starts" in asked.given)
     command = with_values(command, {"unroll_starts": starts})
-    stream = family.stream(command.algorithm, environment)
+    stream = stream_of(command.agent, command.algorithm, environment)
     command = _with_mix(_with_source(command, stream), stream)
     check_together(command, stream)
     check_normalizable(environment, command.learning)
+    _check_effect(asked, command, stream)
     command = _with_shards(command, asked.given, saved is None, machine.num_gpus)
     command = fitted(command, machine, stream, is_asked_for="capacity" in asked.given or command.reproducible)
     if saved is not None and command.replay.capacity < basis.replay.capacity:
@@ -135,6 +135,16 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env, asked.words))
     return Plan(command, stream, machine, known)
+
+
+def _check_effect(asked: Asked[RunCommand], command: RunCommand, stream: StreamSpec) -> None:
+    """Raises ConfigError when a flag is given that has no effect in this run, or a number is impossible in it."""
+    idle = {} if command.network.network else {"inputs": "--network"}
+    idle |= family_of(command.agent).idle(command, stream)
+    if useless := [name for name in idle if name in asked.given]:
+        raise ConfigError(
+            f"{flag_of(useless[0])} means nothing without {idle[useless[0]]}: leave it out, or give that, too"
+        )
 
 
 def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec, known: Sequence[str]) -> RunCommand:
@@ -192,7 +202,7 @@ def _fitting_starts(command: RunCommand, environment: EnvironmentSpec, is_asked_
 
     def stream(starts: int) -> StreamSpec:
         algorithm = dataclasses.replace(command.algorithm, unroll_starts=starts)
-        return family_of(command.agent).stream(algorithm, environment)
+        return stream_of(command.agent, algorithm, environment)
 
     starts = command.algorithm.unroll_starts
     fault, too_large = why_impossible(stream(starts)), why_too_large(stream(starts))
@@ -337,8 +347,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         journal = f"{command.run_dir}/journal" if replay.journal_dir == "auto" else replay.journal_dir
     network = chosen_fields(command.network)
     max_seconds = 0.0 if command.reproducible or command.smoke else command.max_seconds
-    has_end = command.learning.total_frames or command.learning.total_updates or max_seconds
-    ways = schedules_of(update, stands=bool(command.from_journal) and not has_end)
+    ways = ways_of(dataclasses.replace(learner_command(command), ends_at=max_seconds))
     optimizer = f"{update.optimizer} {ways.pop('learning_rate').describe(command.learning, max_seconds)}"
     changing = [f"{name.replace('_', ' ')} {way.describe(command.learning, max_seconds)}"
                 for name, way in ways.items() if not way.is_constant]  # fmt: skip

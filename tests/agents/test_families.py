@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from apexrl.agents.families import FAMILIES, SHIPPED, family_of
+from apexrl.agents.families import FAMILIES, SHIPPED, family_of, stream_of
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import default_command, with_preset
 from apexrl.config.sections import AlgorithmConfig, UpdateConfig
@@ -57,6 +57,21 @@ def test_a_mistake_in_a_preset_is_named(register, preset, complaint):
     agent = register(presets={"small": preset})
     with pytest.raises(ConfigError, match=f"--agent {agent}: {complaint}"):
         family_of(agent)
+
+
+@pytest.mark.parametrize(
+    ("stream", "complaint"), [(lambda *_: 1 / 0, "ZeroDivisionError"), (lambda *_: None, "gives None: give a Stream")]
+)
+def test_a_stream_that_is_none_is_named(register, stream, complaint):
+    agent = register(stream=stream)
+    with pytest.raises(ConfigError, match=f"--agent {agent}: Family.stream.*{complaint}"):
+        stream_of(agent, OWN.algorithm, None)
+
+
+def test_what_is_registered_is_a_family(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "other", 3)
+    with pytest.raises(ConfigError, match=r"FAMILIES\['other'\] is 3: give a Family"):
+        family_of("tests.own_agent:other")
 
 
 def test_families_that_we_ship_and_those_of_our_tests_keep_to_it(register):

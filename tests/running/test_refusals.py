@@ -6,7 +6,10 @@ from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command
 from apexrl.errors import ConfigError
 from apexrl.running.refusals import check_asked
+from tests.running.test_plan import planned
 from tests.tools.run_directories import write_run
+
+ON_NUMBERS = ["--env", "Pendulum-v1"]  # the last environment of a command line counts
 
 
 @pytest.mark.parametrize(
@@ -51,3 +54,55 @@ def test_a_guest_takes_the_environment_of_its_run(tmp_path):
 def test_what_watches_a_run_needs_something_to_see_and_a_name(flags, complaint):
     with pytest.raises(ConfigError, match=complaint):
         check_asked(Asked.of(default_command(RunCommand), flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--policy-temperature", "0.1"], "--policy-temperature means nothing without --munchausen: leave it out"),
+        (["--inputs", "map=2x5"], "--inputs means nothing without --network"),
+        (["--agent", "impala", "--lstm-size", "128"], "--lstm-size means nothing without --lstm"),
+        (["--agent", "impala", "--replay-state", "stored"], "--replay-state means nothing without --lstm"),
+        (["--agent", "impact", "--first-deviation", "0.5"], "without actions that are vectors"),
+        (["--agent", "r2d2", "--first-deviation", "0.5"], "without actions that are vectors"),
+        ([*ON_NUMBERS, "--agent", "apex-dpg", "--target-period-updates", "50"], "without --target-rate 0: leave"),
+        ([*ON_NUMBERS, "--agent", "apex-dpg", "--least-return", "5"], "--least-return means nothing without --atoms"),
+        ([*ON_NUMBERS, "--agent", "apex-dpg", "--target-noise", "0", "--target-noise-clip", "1"], "--target-noise:"),
+        ([*ON_NUMBERS, "--agent", "apex-dpg", "--initial-priorities", "critic"], "without --priority-exponent"),
+        ([*ON_NUMBERS, "--critic-norm", "batch", "--target-rate", "0.1"], "--target-rate means nothing without --crit"),
+        ([*ON_NUMBERS, "--agent", "impact", "--evaluation-epsilon", "0.1"], "without actions to choose from"),
+        ([*ON_NUMBERS, "--agent", "impact", "--minibatches", "1", "--trust-region", "0.1"], "--trust-region compares"),
+        (["--agent", "impala", "--entropy-target", "1.1"], "3 actions has an entropy between 0 and 1.1: give one"),
+        (["--agent", "impala", "--entropy-target", "-1:1:9000"], "an entropy between 0 and 1.1: give one"),
+        (["--agent", "impala", "--reward-transform", "soft-asymmetric", "--clip-rewards", "no", "--scale-rewards"],
+         "--reward-transform needs the environment's own rewards: give --no-scale-rewards"),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_in_a_run_or_is_impossible_in_it_is_refused_by_its_plan(flags, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        planned("--env", "Catch-v0", *flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--munchausen", "0.9", "--policy-temperature", "0.1"],
+        ["--agent", "impala", "--lstm", "--lstm-size", "64", "--replay-state", "stored"],
+        ["--agent", "impala", "--entropy-target", "1"],
+        [*ON_NUMBERS, "--agent", "apex-dpg", "--target-rate", "0", "--target-period-updates", "50"],
+        [*ON_NUMBERS, "--agent", "apex-dpg", "--preset", "d4pg", "--least-return", "-1000", "--most-return", "0"],
+        [
+            *ON_NUMBERS,
+            "--agent",
+            "impact",
+            "--entropy-target",
+            "-1",
+            "--entropy-cost",
+            "0.01",
+            "--first-deviation",
+            "1",
+        ],
+    ],
+)
+def test_the_same_flags_have_an_effect_beside_what_they_need(flags):
+    planned("--env", "Catch-v0", *flags)
