@@ -16,8 +16,7 @@ from apexrl.networks.headers import BEST, CheckpointHeader, Counters, latest_pat
 from apexrl.own_modules import import_own
 from apexrl.replay.journal import IDENTITY_FILE, new_identity
 from apexrl.roles import export, watch
-from apexrl.running.prepare import prepare
-from apexrl.running.run_directory import on_saved
+from apexrl.running.prepare import on_saved, prepare
 from apexrl.tools import compare, runs
 from tests.system.processes import call
 from tests.tools.run_directories import write_run

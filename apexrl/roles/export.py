@@ -48,6 +48,8 @@ def main(stop: Stop) -> None:
         raise ConfigError(lack)
     _, path = found_checkpoint(Path(asked.checkpoint) if asked.checkpoint else newest_run(RUNS, CHECKPOINTS))
     output = Path(asked.output) if asked.output else path.with_suffix(".onnx")
+    if output.exists() and output.suffix != ".onnx":
+        raise ConfigError(f"--output {output} is there, and its name does not end in .onnx: give another, or remove it")
     typed = shlex.join([*sys.argv[1:], *([] if asked.checkpoint else [str(path)]), "--trust"])
     for line in export(path, output, Trust(is_blind=asked.trust, cure=f"{program()} {typed}")):
         say(line)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import psutil
 
-from apexrl.leftovers import family_of
+from apexrl.leftovers import with_descendants
 
 WORK_SECONDS = 0.05  # CPU time that counts as work; a process that only waits is killed before it has used so much
 
@@ -39,7 +39,7 @@ class Activity:
 def usage_of(pid: int) -> Usage:
     """Returns the usage of a process, all zero when the process is gone."""
     processes, cpu_seconds, disk_bytes, is_at_disk = [], 0.0, 0, False
-    for process in family_of(pid):
+    for process in with_descendants(pid):
         try:
             times = process.cpu_times()
             is_at_disk |= process.status() == psutil.STATUS_DISK_SLEEP

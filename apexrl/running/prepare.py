@@ -15,9 +15,11 @@ from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
 from apexrl.learning.goal import RATE, Courses
+from apexrl.net.keyring import load_keyring
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
-from apexrl.replay.journal import identity_of
+from apexrl.replay.journal import IDENTITY_FILE, identity_of
+from apexrl.replay.segment_files import SEGMENT_PATTERN
 from apexrl.running.clock import Clock
 from apexrl.running.display import table_of
 from apexrl.running.plan import Plan, describe, make_plan
@@ -35,6 +37,7 @@ from apexrl.running.run_directory import (
     following,
     fork_run,
     host_of,
+    journals_of,
     lock_run,
     save_config,
     saved_command,
@@ -83,6 +86,8 @@ def prepare(
                 console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
         plan = make_plan(asked, before, ask)
         if fixed_ports:
+            for role in ("replay", "learner", "actor") if plan.command.has_actors else ():
+                load_keyring(plan.command.wires.keys, role)
             command, taken = with_free_ports(plan.command, asked.given, held)
             plan = plan._replace(command=command)
             if taken:
@@ -114,6 +119,17 @@ def first_default(basis: Basis, saved: RunCommand | None, trust: Trust, argument
     return default if host is None else as_guest(default, host)
 
 
+def on_saved(arguments: Sequence[str]) -> tuple[Asked[RunCommand], RunCommand]:
+    """Returns a command line, and its command on top of the run that it continues, where its directory is seen."""
+    basis, saved, trust = Basis.of(arguments), None, trust_of(arguments)
+    if basis.run and (Path(basis.run) / CONFIG_FILE).is_file():
+        saved, _ = saved_command(Path(basis.run), update_of(basis.at), trust)
+    asked = Asked.of(first_default(basis, saved, trust, arguments), arguments)
+    if saved is None or saved.agent != asked.command.agent:  # the plan refuses another algorithm
+        return asked, asked.command
+    return asked, asked.onto(saved)
+
+
 def _make_directory(
     asked: RunCommand, saved: RunCommand | None, command: RunCommand, held: contextlib.ExitStack, ask: Ask
 ) -> RunCommand:
@@ -125,6 +141,7 @@ def _make_directory(
     checkpoint = None
     if asked.fork and (asked.at or not asked.from_scratch):
         checkpoint = checkpoint_of(Path(asked.fork), asked.at, ask)
+    _check_journals(command)
     if not asked.run_dir:
         command = dataclasses.replace(command, run_dir=made_run(command.run_dir))
     check_new(Path(command.run_dir))
@@ -132,6 +149,16 @@ def _make_directory(
     if saved is not None:
         fork_run(saved, checkpoint, command)
     return command
+
+
+def _check_journals(command: RunCommand) -> None:
+    """Raises ConfigError when a new run would go on with, and at last remove, the experience of another one."""
+    for journal in journals_of(command):
+        if (journal / IDENTITY_FILE).exists() or any(journal.glob(SEGMENT_PATTERN)):
+            raise ConfigError(
+                f"--journal-dir {journal} holds the experience of another run: give another directory, --resume that "
+                "run, or learn from it with --from-journal"
+            )
 
 
 def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:

@@ -37,6 +37,7 @@ from apexrl.running.clock import Clock, what_is_missing
 from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, duration, progress_rows, say_failed
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.plan import Plan
+from apexrl.running.prepare import on_saved
 from apexrl.running.ray_flags import RayConfig, divided
 from apexrl.running.ray_groups import (
     ACTORS,
@@ -53,7 +54,7 @@ from apexrl.running.ray_groups import (
     own_code,
 )
 from apexrl.running.refusals import check_asked
-from apexrl.running.run_directory import ROOT, on_saved
+from apexrl.running.run_directory import ROOT
 from apexrl.runs import CONFIG_FILE, new_run
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives to this node alone

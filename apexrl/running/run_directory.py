@@ -18,10 +18,10 @@ from apexrl import __version__
 from apexrl.agents.families import SHIPPED
 from apexrl.config.commands import ActorCommand, RunCommand
 from apexrl.config.fields import check_ranges, with_values
-from apexrl.config.flags import Asked, actor_command, default_command
+from apexrl.config.flags import actor_command, default_command
 from apexrl.config.schedules import renewed
 from apexrl.config.sections import EnvConfig, LearningConfig, whole_number
-from apexrl.config.words import Basis, program, sister
+from apexrl.config.words import program, sister
 from apexrl.control_groups import num_cores
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, is_held, locked, read_json, write_json
@@ -124,18 +124,6 @@ def update_of(text: str) -> int:
         return whole_number(text)
     except ValueError:
         return 0
-
-
-def on_saved(arguments: Sequence[str]) -> tuple[Asked[RunCommand], RunCommand]:
-    """Returns a command line, and its command on top of the run that it continues, where its directory is seen."""
-    basis, saved = Basis.of(arguments), None
-    if basis.run and (Path(basis.run) / CONFIG_FILE).is_file():
-        saved, _ = saved_command(Path(basis.run), update_of(basis.at), trust_of(arguments))
-    agent = basis.agent or (basis.algorithm if saved is None else saved.agent)
-    asked = Asked.of(default_command(RunCommand, agent), arguments)
-    if saved is None or saved.agent != agent:  # the plan refuses another algorithm
-        return asked, asked.command
-    return asked, asked.onto(saved)
 
 
 def _reached_totals(learning: LearningConfig, directory: Path, at: int) -> dict[str, int]:

@@ -46,8 +46,11 @@ def write_comparison(
 ) -> None:
     """Prints the table of groups, none of them empty, and writes OUT.csv and OUT.png.
 
-    Raises: ConfigError when a scale is of no game, or a file cannot be written.
+    Raises: ConfigError when a scale is of no game, OUT.csv is something else, or a file cannot be written.
     """
+    table = out.with_name(f"{out.name}.csv")
+    if table.exists() and not _is_comparison(table):
+        raise ConfigError(f"--out {out}: {table} is no comparison: give another name, or remove that file")
     lines = [Line(group, env, alike) for group, runs in groups.items() for env, alike in _by_game(runs).items()]
     games = list(dict.fromkeys(line.env for line in lines))
     lines.sort(key=lambda line: games.index(line.env))
@@ -65,8 +68,16 @@ def write_comparison(
         for line in lines
         for against, position in POSITIONS.items()
     }
-    _write(out.with_name(f"{out.name}.csv"), _csv_of(lines, curves))
+    _write(table, _csv_of(lines, curves))
     _write(out.with_name(f"{out.name}.png"), _picture_of(lines, curves))
+
+
+def _is_comparison(path: Path) -> bool:
+    """Returns whether a file is a table of ours, by its first line."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline(1000).decode(errors="replace").strip() == ",".join(CSV_COLUMNS)
 
 
 def _by_game(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:

@@ -11,11 +11,13 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import Asked, default_command
+from apexrl.config.flags import Asked
 from apexrl.config.words import Basis, flag_of, flags_in, words_of
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import read_whole
+from apexrl.own_modules import NOBODY
 from apexrl.running.plan import make_plan
+from apexrl.running.prepare import first_default
 from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import CONFIG_FILE
 from apexrl.running.torch_look import Ask, asking
@@ -126,7 +128,7 @@ def _samples(file: SweepFile) -> dict[str, dict[str, Value]]:
     variants: dict[str, dict[str, Value]] = {}
     has_ranges = False
     for name, own in file.variants.items():
-        flags = {**_dashed(file.flags), **_dashed(own)}
+        flags = {**_dashed(name, file.flags), **_dashed(name, own)}
         spans = {flag: value for flag, value in flags.items() if isinstance(value, Span)}
         plain = {flag: value for flag, value in flags.items() if not isinstance(value, Span)}
         if spans and not file.samples:
@@ -143,8 +145,14 @@ def _samples(file: SweepFile) -> dict[str, dict[str, Value]]:
     return variants
 
 
-def _dashed(flags: Mapping[str, Value | Span]) -> dict[str, Value | Span]:
-    return {flag_of(name): value for name, value in flags.items()}
+def _dashed(variant: str, flags: Mapping[str, Value | Span]) -> dict[str, Value | Span]:
+    """Returns values by flag. Raises: ConfigError when two names are one flag, as total-frames and total_frames are."""
+    dashed: dict[str, Value | Span] = {}
+    for name, value in flags.items():
+        if (flag := flag_of(name)) in dashed:
+            raise ConfigError(f"the variant {variant}: {flag} stands there twice, once as {name}: give one of them")
+        dashed[flag] = value
+    return dashed
 
 
 def _check_own(arguments: list[str]) -> None:
@@ -161,13 +169,15 @@ def _planned(arguments: list[str], ask: Ask) -> RunCommand:
     Raises: ConfigError when it would not work, or not end.
     """
     try:
-        asked = Asked.of(default_command(RunCommand, Basis.of(arguments).algorithm), arguments)
+        asked = Asked.of(first_default(Basis.of(arguments), None, NOBODY, arguments), arguments)
     except SystemExit as ended:
         if not ended.code:  # --help
             raise
         raise ConfigError(f"its command line is refused, see above: {shlex.join(arguments)}") from ended
     check_asked(asked)
     command = make_plan(asked, None, ask).command
+    if command.replay.journal_dir not in ("auto", "off"):
+        raise ConfigError("--journal-dir: each run of a sweep keeps its own experience: leave it out, or say off")
     if not (command.max_seconds or command.learning.total_frames or command.learning.total_updates):
         raise ConfigError("it never ends: give max-seconds, total-frames or total-updates")
     return command

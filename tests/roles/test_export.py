@@ -193,6 +193,10 @@ def test_what_has_no_graph_is_refused(tmp_path, checkpoint, monkeypatch):
         graph_of(network_of(loaded), VECTORS)
     with pytest.raises(ConfigError, match="cannot be written"):
         export(path, tmp_path / "c.safetensors" / "c.onnx")
+    monkeypatch.setattr(sys, "argv", ["apexrl export", str(path), "--output", str(path)])
+    with pytest.raises(ConfigError, match=r"is there, and its name does not end in \.onnx: give another"):
+        main(Stop())
+    assert load_checkpoint(path)
     monkeypatch.setattr(sys, "argv", ["apexrl export", str(path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"onnx is not installed: .*pip install onnx onnxscript"):

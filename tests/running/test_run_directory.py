@@ -19,6 +19,7 @@ from apexrl.learning.record.latest import result_in
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import BEST, NUMBERED, CheckpointHeader, Counters, latest_path
 from apexrl.running.plan import make_plan
+from apexrl.running.prepare import on_saved
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     RESULTS,
@@ -26,7 +27,6 @@ from apexrl.running.run_directory import (
     continued,
     journals_of,
     lock_run,
-    on_saved,
     save_config,
     saved_command,
     set_aside,

@@ -158,3 +158,12 @@ def test_positions_in_the_csv_are_whole_frames(tmp_path, run_main):
     run_main("long")
     with (tmp_path / "comparison.csv").open() as file:
         assert "123456789" in {row["position"] for row in csv.DictReader(file)}
+
+
+def test_a_file_that_is_no_comparison_is_not_replaced(tmp_path, run_main):
+    write_run(tmp_path / "good", [1])
+    before = (tmp_path / "good" / "evaluations.csv").read_bytes()
+    status, _, _, err = run_main("good", "--out", "good/evaluations")
+    assert status == 2 and "good/evaluations.csv is no comparison: give another name" in err
+    assert (tmp_path / "good" / "evaluations.csv").read_bytes() == before
+    assert [run_main("good", "--out", "c")[0] for _ in "12"] == [0, 0]

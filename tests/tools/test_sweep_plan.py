@@ -130,6 +130,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         ({"smoke": True}, "--smoke cannot be given here"),
         ({"name": "mine"}, "--name cannot be given here"),
         ({"checkpoint": "x"}, "--checkpoint does not train"),
+        ({"journal-dir": "/fast/j"}, "--journal-dir: each run of a sweep keeps its own experience"),
+        ({"total-frames": 5, "total_frames": 6}, "--total-frames stands there twice, once as total_frames"),
     ],
 )
 def test_a_variant_that_cannot_run_is_named_before_anything_starts(flags, complaint):
@@ -178,3 +180,9 @@ def test_a_sample_takes_no_other_variants_name():
     for order in (variants, dict(reversed(variants.items()))):
         with pytest.raises(ConfigError, match="slow-0 is a variant, and a sample of another one: give one of them"):
             runs_of(SweepFile("runs/x", (0,), SMALL, order, 2), [])
+
+
+def test_a_flag_decides_between_algorithms_for_vectors_as_it_does_for_a_run():
+    flags = {"env": "Pendulum-v1", "preset": "small", "critic-norm": "layer", "max-seconds": 5}
+    (run,) = runs_of(SweepFile("runs/x", (0,), flags, {"v": {}}), [])
+    assert (run.command.agent, run.command.network.critic_norm) == ("sac", "layer")
