@@ -382,7 +382,7 @@ class LearnerSessions:
             session.request, replay.identity.log, replay.identity.life, continues, replay.spec, replay.ring_unrolls,
             session.next_number, tuple(table.sent for table in session.tables),
             tuple(replay.tables[table.table].granularity for table in session.tables),
-            session.protocol, session.log_name,
+            session.protocol, session.log_name, replay.identity.ancestors,
         )  # fmt: skip
         self._outbox.send("learner", peer, message)
 

@@ -39,6 +39,7 @@ class LogStart:
     next_number: int
     continues: bool  # False: a replica from before belongs to another log
     granularity: dict[str, Granularity]  # by wanted table: the items that its keys name
+    ancestors: tuple[str, ...] = ()  # logs whose unrolls this one has, with their numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,8 +258,9 @@ class LogClient(Closing):
         self._demand()
         granularity = dict(zip(self._tables, message.granularity, strict=True))
         return LogStart(
-            message.log, message.spec, message.ring_unrolls, message.next_number, message.continues, granularity
-        )
+            message.log, message.spec, message.ring_unrolls, message.next_number, message.continues, granularity,
+            message.ancestors,
+        )  # fmt: skip
 
     def _is_next(self, message: wire.Batch) -> bool:
         """True when neither a batch nor an unroll was lost before this batch, and it was demanded."""

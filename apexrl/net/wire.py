@@ -174,6 +174,7 @@ class Subscribed(msgspec.Struct, tag=True, frozen=True):
     granularity: tuple[Granularity, ...]  # by wanted table: the items that its keys name
     protocol: int = PROTOCOLS[0]  # that both speak from now on
     log_name: LogName = msgspec.UNSET  # as in Subscribe
+    ancestors: tuple[Name, ...] = ()  # logs whose unrolls this one has, with their numbers
 
 
 class Demand(msgspec.Struct, tag=True, frozen=True):

@@ -23,8 +23,8 @@ from apexrl.types import LogPosition
 def fork_log(source: Path, target: Path, until: LogPosition | None = None) -> tuple[str, str]:
     """Makes the journal of a new log; returns the names of the old log and of the new one.
 
-    Unrolls keep their numbers, and lives go on. The name is new: nobody takes a replica, a snapshot or a count of one
-    log for one of the other.
+    Unrolls keep their numbers, and lives go on. The name is new: nobody takes a replica or a snapshot of one log for
+    one of the other.
 
     Args:
       target: a directory that holds no journal.

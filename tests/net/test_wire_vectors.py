@@ -114,6 +114,7 @@ FROM_REPLAY = [
     (wire.Stranger(), ()),
     (wire.Welcome((0, 1), 2, 7, 13, "", log_name="pictures"), ()),
     (wire.Subscribed(1, "0123456789abcdef", 0, False, SPEC, 40, 3, (), (), log_name="pictures"), ()),
+    (wire.Subscribed(1, "fedcba9876543210", 0, False, SPEC, 40, 3, (), (), ancestors=("0123456789abcdef",)), ()),
 ]
 MESSAGES = [("to_replay", *item) for item in TO_REPLAY] + [("from_replay", *item) for item in FROM_REPLAY]
 

@@ -182,8 +182,9 @@ class Replica:
             self._decoder = Decoder(self._empty_store(start), self._keeping.moments)
             self._rows = self._keeping.make_rows(self._decoder.order)
         self.spec = start.spec
-        if start.log != self.counted.log:
-            self.counted = LogPosition(start.log, 0, self.counted.transitions)
+        if start.log != self.counted.log:  # what a mended log, a fork or a copy brings again was counted
+            number = self.counted.next_number if self.counted.log in start.ancestors else 0
+            self.counted = LogPosition(start.log, number, self.counted.transitions)
 
     def _empty_store(self, start: LogStart) -> UnrollStore:
         """Returns a store without unrolls, of the size that the log needs; the memory of the old one is used again."""

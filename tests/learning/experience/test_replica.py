@@ -1,3 +1,4 @@
+import dataclasses
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -105,6 +106,9 @@ def test_a_learner_that_comes_back_does_not_count_what_it_had_counted(spec, make
     assert len(replica.drain_episodes()) == 2
     log.events = [start("another log", spec, 8, 0, False), *appends]
     assert follow(log, LogPosition("log", 3, 1000)).counted == LogPosition("another log", 5, 1040)
+    mended = dataclasses.replace(start("mended log", spec, 8, 0, False), ancestors=("oldest", "log"))
+    log.events = [mended, *appends]
+    assert follow(log, LogPosition("log", 3, 1000)).counted == LogPosition("mended log", 5, 1016)
 
 
 def test_an_unroll_that_cannot_be_decoded_is_never_sampled_again(spec, make_unroll):
