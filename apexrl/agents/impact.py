@@ -28,7 +28,7 @@ from apexrl.bounds import clipped, range_of
 from apexrl.losses.gaussian import LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION
 from apexrl.losses.policy_gradient import clipped_surrogate_loss
 from apexrl.networks.config import ActorCriticConfig
-from apexrl.networks.device import exactly
+from apexrl.networks.device import in_full_precision
 from apexrl.types import StreamSpec
 
 __all__ = ["make_actor", "make_learner", "make_network", "make_rows"]
@@ -77,7 +77,7 @@ class ImpactLearning(ImpalaLearning):
     def from_target(self, target: Networks, batches: Batches) -> Traced:
         """Returns the targets of the target policy."""
         rows = self.unrolled(target["network"], batches)
-        with exactly(self.device):
+        with in_full_precision(self.device):
             return self.traced(rows)
 
     def minibatches(self, batches: Batches, known: Traced) -> Iterator[tuple[Batches, Traced]]:

@@ -29,7 +29,7 @@ from apexrl.losses.relevance import accepted_states, relevance
 from apexrl.losses.vtrace import vtrace
 from apexrl.networks.actor_critic import ActorCriticNetwork
 from apexrl.networks.config import ActorCriticConfig
-from apexrl.networks.device import exactly
+from apexrl.networks.device import in_full_precision
 from apexrl.networks.temperature import Temperature
 from apexrl.streams import StreamOrder
 from apexrl.types import FORBIDDEN, StreamSpec
@@ -106,13 +106,13 @@ class ImpalaLearning(Learning):
         """Returns the losses of policy, value and entropy, and of cloning where it is asked for."""
         rows = self.unrolled(online["network"], batches)
         self._replay_states.keep(batches, rows.output.state)
-        with exactly(self.device):
+        with in_full_precision(self.device):
             return self._losses_of(rows, known, online.get("temperature"))
 
     def unrolled(self, network: ActorCriticNetwork, batches: Batches) -> Rows:
         """Returns the rows of all parts with the results of a network."""
         begun = self._replay_states.begin(batches, network)
-        with exactly(self.device):  # autocast refuses to join float16
+        with in_full_precision(self.device):  # autocast refuses to join float16
             batch, is_new = self._joined(begun)
         output = network.unroll(batch.observation, history_of(batch), num_steps=len(batch.action))
         return Rows(begun, batch, is_new, output)

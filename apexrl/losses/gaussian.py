@@ -5,6 +5,7 @@ all draws beyond it, so its probability is that of the tail. Source: clipped act
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,24 @@ def deviations(moments: Tensor) -> Tensor:
     return _split(moments)[1].exp()
 
 
+class _Bounded(torch.autograd.Function):
+    """Logarithms of deviations cut to their bounds. Beyond a bound a gradient passes that leads back.
+
+    A clamp alone would have none there, and a deviation that no observation changes would stay beyond for ever.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logs: Tensor) -> Tensor:
+        ctx.save_for_backward(logs)
+        return logs.clamp(LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (logs,) = ctx.saved_tensors
+        leads_on = ((logs > MOST_LOG_DEVIATION) & (gradient < 0)) | ((logs < LEAST_LOG_DEVIATION) & (gradient > 0))
+        return gradient.masked_fill(leads_on, 0.0)
+
+
 def _split(moments: Tensor) -> tuple[Tensor, Tensor]:
     means, logs = moments.chunk(2, dim=-1)
-    return means, logs.clamp(LEAST_LOG_DEVIATION, MOST_LOG_DEVIATION)
+    return means, _Bounded.apply(logs)

@@ -82,6 +82,6 @@ def autocast_for(device: torch.device, spec: EnvironmentSpec) -> Callable[[], to
     return lambda: torch.autocast(device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
-def exactly(device: torch.device) -> torch.autocast:
+def in_full_precision(device: torch.device) -> torch.autocast:
     """Returns the context in which autocast casts nothing, within one in which it does."""
     return torch.autocast(device.type, enabled=False)

@@ -78,3 +78,12 @@ def test_bounds_far_from_0_are_bounds(bounds):
     actions = torch.from_numpy(clipped(np.array([[1e9], [-1e9]]), spec.action_bounds))
     moments = torch.tensor([[5.0, math.log(0.3)], [-5.0, math.log(0.3)]])
     torch.testing.assert_close(log_probs(moments, actions), torch.zeros(2))
+
+
+def test_a_deviation_beyond_its_bounds_can_come_back_and_goes_no_further():
+    logs = torch.tensor([3.0, -6.0, 0.0])
+    moments = torch.cat([torch.zeros(3), logs]).requires_grad_()
+    for sign, expected in ((1.0, [1.0, 0.0, 1.0]), (-1.0, [0.0, -1.0, -1.0])):  # a step goes against the gradient
+        (gradient,) = torch.autograd.grad(sign * entropy(moments), moments)
+        assert gradient[3:].tolist() == expected
+    assert deviations(moments).log().tolist() == pytest.approx([2.0, -5.0, 0.0])
