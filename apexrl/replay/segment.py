@@ -25,6 +25,7 @@ FORMAT = 2
 HEADER_MAGIC, UNROLL_MAGIC = b"apxH", b"apxU"
 MISSING_RECORDS = 4
 MAX_HEADER_BYTES = 2**20
+SEARCHED = 64  # times the bytes of a file, whose checksums a search behind damages may compute
 _FIXED = struct.Struct("<4sIQII")
 _CHECKED = struct.Struct("<QII")
 
@@ -87,12 +88,12 @@ def scan(data: bytes, first_number: int = 0) -> Scan:
     damages: list[Damage] = []
     offsets: list[int] = []
     position = good = 0
-    next_number = first_number
+    next_number, search = first_number, SEARCHED * len(data)
     while position < len(data):
         begin = position
         record = _unpack(data, begin, HEADER_MAGIC if begin == 0 else UNROLL_MAGIC)
         if record is None or (damages and record[0].number > next_number):
-            position = _next_record(data, begin, next_number)
+            position, search = _next_record(data, begin, next_number, search)
             damages.append(Damage(begin, position - begin))
             next_number += _most_lost(position - begin)
             continue
@@ -139,17 +140,25 @@ def _most_lost(num_bytes: int) -> int:
     return num_bytes // _FIXED.size + MISSING_RECORDS
 
 
-def _next_record(data: bytes, begin: int, next_number: int) -> int:
-    """Returns the position of the next good record after a damage, or the end of the data.
+def _next_record(data: bytes, begin: int, next_number: int, search: int) -> tuple[int, int]:
+    """Returns where the next good record after a damage begins, or the end of the data, and what is left of `search`.
 
     No record has a larger number than next_number and those that fit between it and the beginning of the damage.
+
+    Args:
+      search: bytes of which checksums may be computed. Bytes of a stranger may look like the beginnings of records all
+        over, each as long as the rest of the file.
     """
     position = begin
-    while (position := data.find(UNROLL_MAGIC, position + 1)) >= 0:
-        record = _unpack(data, position, UNROLL_MAGIC)
-        if record is not None and record[0].number <= next_number + _most_lost(position - begin):
-            return position
-    return len(data)
+    while search > 0 and 0 <= (position := data.find(UNROLL_MAGIC, position + 1)) <= len(data) - _FIXED.size:
+        _, _, number, message_bytes, block_bytes = _FIXED.unpack_from(data, position)
+        num_bytes = _FIXED.size + message_bytes + block_bytes
+        if number > next_number + _most_lost(position - begin) or position + num_bytes > len(data):
+            continue
+        search -= num_bytes
+        if _unpack(data, position, UNROLL_MAGIC) is not None:
+            return position, search
+    return len(data), search
 
 
 def _header(message: bytes) -> SegmentHeader | None:

@@ -1,10 +1,14 @@
+import struct
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from apexrl.replay import segment
 from apexrl.replay.segment import (
     FORMAT,
     HEADER_MAGIC,
+    SEARCHED,
     UNROLL_MAGIC,
     Entry,
     Scan,
@@ -158,3 +162,16 @@ def test_a_header_of_another_version_costs_no_record(message):
     found = scan(data)
     assert found.header is None
     assert found.entries == entries_of(records)
+
+
+def test_bytes_that_look_like_long_records_all_over_cost_a_bounded_search(monkeypatch):
+    size, computed = 24 * 2**11, []
+    fakes = b"".join(UNROLL_MAGIC + struct.pack("<IQII", 0, 0, 0, size - end) for end in range(24, size + 1, 24))
+    crc32 = segment.zlib.crc32
+    monkeypatch.setattr(
+        segment.zlib, "crc32", lambda data, *start: (computed.append(len(data)), crc32(data, *start))[1]
+    )
+    found = scan(fakes)
+    assert not found.entries and sum(computed) <= (SEARCHED + 2) * size
+    good = b"".join(pack(3, b"message", b"block"))
+    assert scan(fakes[:1200] + good, 3).entries == [Entry(3, b"message", b"block")]
