@@ -51,14 +51,14 @@ def kill_group(group: int) -> None:
 
 def kill_family(process: subprocess.Popen[bytes]) -> None:
     """Kills a process that leads a group, its descendants, and all that it left in its group; waits for its end."""
-    family = family_of(process.pid) if process.poll() is None else []
+    family = with_descendants(process.pid) if process.poll() is None else []
     kill_group(process.pid)
     _kill(family)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(REAP_SECONDS)
 
 
-def family_of(pid: int) -> list[psutil.Process]:
+def with_descendants(pid: int) -> list[psutil.Process]:
     """Returns a living process, those that it has started, and those that they have."""
     try:
         root = psutil.Process(pid)
@@ -69,7 +69,7 @@ def family_of(pid: int) -> list[psutil.Process]:
 
 def kill_descendants() -> None:
     """Kills all processes that this one has started, for a process that ends without its environments' `close`."""
-    _kill(family_of(os.getpid())[1:])
+    _kill(with_descendants(os.getpid())[1:])
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:

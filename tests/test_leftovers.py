@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from apexrl.leftovers import MARK_VARIABLE, family_of, kill_marked, new_mark
+from apexrl.leftovers import MARK_VARIABLE, kill_marked, new_mark, with_descendants
 from tests.few_files import no_files_left
 from tests.system.processes import ROOT, wait_for
 
@@ -47,7 +47,7 @@ def test_a_look_without_a_file_descriptor_ends_nothing(sleeper):
     process = sleeper(mark)
     with no_files_left():
         kill_marked(mark, also_nested=True)
-        assert family_of(os.getpid()) == []
+        assert with_descendants(os.getpid()) == []
     assert process.poll() is None
 
 

@@ -190,8 +190,10 @@ class Player:
 
     def begin(self, agent: Actor, first_slot: int) -> None:
         """Begins the games."""
-        # The slots are ours alone in the whole cluster, so no other actor plays the same games.
-        seeds = np.random.SeedSequence([self._command.seed, first_slot])
+        # The slots are ours alone in the whole cluster, so no other actor plays the same games, and a run that is
+        # resumed plays none again.
+        begun = [version] if (version := agent.header.params_version) else []
+        seeds = np.random.SeedSequence([self._command.seed, first_slot, *begun])
         self._rng = np.random.default_rng(seeds)
         for group, seed in zip(self._groups, seeds.generate_state(len(self._groups)), strict=True):
             group.reset(agent, int(seed >> 1))

@@ -58,7 +58,7 @@ class Actions:
                 shaped = actions.reshape(len(actions), *self.space.shape).astype(self.space.dtype)
                 return shaped.clip(self.space.low, self.space.high)
             case Discrete():
-                return actions + int(self.space.start)
+                return actions.astype(self.space.dtype) + int(self.space.start)
         return self._table[actions]
 
     def had(self, actions: np.ndarray) -> np.ndarray:
@@ -87,6 +87,8 @@ def _why_others(space: gymnasium.Space) -> str:
     if isinstance(space, Discrete):
         return ""
     if isinstance(space, MultiDiscrete | MultiBinary):
+        if not _choices(space).size:
+            return "these are no numbers at all: give a --wrapper module:name with actions to choose from"
         digits = float(np.log10(_choices(space)).sum())
         if digits < MANY_DIGITS and (num := math.prod(_choices(space).ravel().tolist())) <= MAX_JOINT_ACTIONS:
             return ""

@@ -63,7 +63,7 @@ def reward_of(value: Any) -> float:
     return float(_numbers(value, np.float64, (), "reward"))
 
 
-def flag_of(value: Any, name: str) -> bool:
+def truth_of(value: Any, name: str) -> bool:
     """Returns whether an episode ended. Raises UnfitError when that is neither true nor false."""
     return value if type(value) is bool else bool(_numbers(value, np.bool_, (), name))
 

@@ -20,7 +20,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from apexrl.environments.fitting import UnfitError, flag_of, reward_of
+from apexrl.environments.fitting import UnfitError, reward_of, truth_of
 from apexrl.environments.watchdog import Watchdog
 from apexrl.errors import ApexError, reason_of
 from apexrl.lines import Repeats
@@ -85,7 +85,7 @@ class Copy(gymnasium.Wrapper):
         self._steps += 1
         try:
             observation, reward, terminated, truncated, _ = self._call("step", self.env.step, action)
-            ends = flag_of(terminated, "terminated"), flag_of(truncated, "truncated")
+            ends = truth_of(terminated, "terminated"), truth_of(truncated, "truncated")
             taken: Step = observation, reward_of(reward), ends[0], ends[1], {}
         except UnfitError as error:
             raise self._named(error) from error

@@ -59,7 +59,7 @@ def checked_update(keys: ArrayLike, priorities: ArrayLike) -> tuple[np.ndarray, 
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(wrong):
         first = wrong[0]
-        given = np.asarray(priorities)[first]
+        given = np.ravel(priorities)[first]
         raise ValueError(f"priority {given} of key {keys[first]}, where finite float32 numbers from 0 are needed")
     return keys, values
 

@@ -34,8 +34,13 @@ def layout_of(fields: Mapping[str, FieldType]) -> np.dtype:
     for name, given in fields.items():
         kind, shape = given if isinstance(given, tuple) else (given, ())
         dtype = np.dtype(kind)
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise ValueError(f"field {name!r}: half of a surrogate pair is no character")
         if dtype.kind not in KINDS or not np.dtype((dtype, shape)).itemsize:
-            raise ValueError(f"field {name!r} of {dtype}: give bool, an integer, a float, or a text such as U20 or S20")
+            of_shape = f" of shape {shape}" if shape else ""
+            raise ValueError(
+                f"field {name!r} of {dtype}{of_shape}: give bool, an integer, a float, or a text such as U20 or S20"
+            )
         parts.append((name, dtype.newbyteorder("<"), shape))
     return np.dtype(parts)
 

@@ -21,6 +21,7 @@ FLOAT32 = np.finfo(np.float32)
         (MultiDiscrete([[2], [2]]), (), [2], [[[1], [0]]]),
         (MultiBinary(3), (), [0, 6, 7], [[0, 0, 0], [1, 1, 0], [1, 1, 1]]),
         (Discrete(3, start=-1), (), [0, 2], [-1, 1]),
+        (Discrete(3, start=2**40), (), [0, 2], [2**40, 2**40 + 2]),
     ],
 )
 def test_actions_of_every_shape_are_given_back(space, bounds, own, taken):
@@ -51,6 +52,7 @@ def test_several_discrete_numbers_are_one_with_each_combination_once():
         (MultiDiscrete([10] * 20), r"these have more than 10\*\*19 combinations"),
         (MultiDiscrete([10] * 17), "these have 100,000,000,000,000,000 combinations"),
         (MultiDiscrete([129]), "these have 129 combinations"),
+        (MultiDiscrete([]), "these are no numbers at all"),
     ],
 )
 def test_spaces_that_no_network_or_log_can_use_are_refused_with_a_line(space, complaint):

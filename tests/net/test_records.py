@@ -57,7 +57,17 @@ def test_what_holds_no_records_is_said(changes):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"": "int8"}, {"a": "O"}, {"a": "U"}, {"a": "M8[s]"}, {"a": "c16"}, {"a": ("f4", 0)}, {"a": "no type"}],
+    [
+        {},
+        {"": "int8"},
+        {"a": "O"},
+        {"a": "U"},
+        {"a": "M8[s]"},
+        {"a": "c16"},
+        {"a": ("f4", 0)},
+        {"a": "no type"},
+        {"\ud800": "int8"},
+    ],
 )
 def test_fields_that_no_record_has_are_refused(fields):
     with pytest.raises((ValueError, TypeError)):
@@ -94,3 +104,8 @@ def test_a_block_of_another_size_is_refused():
     for block in (small.encode({"a": 1}), b"", b"no block"):
         with pytest.raises(WireError, match="record"):
             large.decode({0: block}, [0])
+
+
+def test_a_shape_without_numbers_is_told_as_such():
+    with pytest.raises(ValueError, match=r"field 'a' of float32 of shape \(0,\): give"):
+        layout_of({"a": ("float32", (0,))})
