@@ -44,6 +44,17 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def first_line(path: Path) -> bytes:
+    """Returns the first line of a regular file, 1,000 bytes of it at most; empty where the path names something else.
+
+    Raises: OSError when it cannot be read.
+    """
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        return file.readline(1000)
+
+
 def read_whole(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """Returns the content of a regular file.
 

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 ORPHAN_SECONDS = 6.0  # a role whose supervisor is gone has so long to end by itself
 HEED_SECONDS = 1.0
+OWN_SIGNAL_SECONDS = 1.0  # after one process of several was told to end, in which the others have got their signals
 THREADS_SECONDS = 2.0  # that threads of foreign code may hold up the end of a role
 _SWITCH_SECONDS = 0.0005
 FEW_CORES = 4  # up to which actors and the evaluator make way for the learner

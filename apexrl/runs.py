@@ -202,7 +202,7 @@ def _all_evaluations(path: Path) -> list[CurvePoint]:
                 raise ValueError("too large, or no number")
             rows.append(CurvePoint(**{name: kinds[name](number) for name, number in numbers.items()}))
     except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise ConfigError(f"{path}: line {reader.line_num} is no evaluation") from error
+        raise ConfigError(f"{path}: line {reader.line_num} is no evaluation: mend or remove that line") from error
     return rows
 
 

@@ -11,9 +11,7 @@ from apexrl.config.flags import parse
 from apexrl.config.words import value_given
 from apexrl.errors import ConfigError, PeerError
 from apexrl.files import locked
-from apexrl.lifecycle import Stop, process_name, run_role
-
-OWN_SIGNAL_SECONDS = 1.0  # after the learners have agreed to stop, in which each of this host has got its signal
+from apexrl.lifecycle import OWN_SIGNAL_SECONDS, Stop, process_name, run_role
 
 
 def main(stop: Stop) -> None:

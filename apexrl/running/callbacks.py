@@ -28,6 +28,7 @@ class News:
     """The statuses and evaluations of a run that come from now on, each once."""
 
     def __init__(self, directory: Path):
+        """Raises: ConfigError when the evaluations so far cannot be read: all of them would be news later."""
         self._directory = directory
         self._began_at = time.time()
         self._status: Status | None = None
@@ -36,7 +37,12 @@ class News:
 
     def __call__(self) -> Iterator[Status | CurvePoint]:
         """Yields what is new since the last call: evaluations, then the newest status."""
-        for evaluation in self._evaluations():
+        try:
+            evaluations = self._evaluations()
+        except ConfigError as error:  # the learner writes the file whole again with the next one
+            logger.warning("%s", error)
+            evaluations = []
+        for evaluation in evaluations:
             if evaluation not in self._told:
                 self._told.add(evaluation)
                 yield evaluation
@@ -51,11 +57,7 @@ class News:
         if stamp == self._stamp:
             return []
         self._stamp = stamp
-        try:
-            return read_evaluations(path)
-        except ConfigError as error:  # the learner writes it whole again with the next one
-            logger.warning("%s: mend or remove that line", error)
-            return []
+        return read_evaluations(path)
 
 
 Callback = Callable[[Any], object]

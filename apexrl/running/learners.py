@@ -16,13 +16,12 @@ from apexrl.config.flags import to_flags
 from apexrl.errors import ConfigError, KilledError, PeerError, PeerTimeout, reason_of
 from apexrl.hosts import is_loopback
 from apexrl.leftovers import MARK_VARIABLE, new_mark
-from apexrl.lifecycle import PATIENCE_STATUS, PERMANENT_STATUS, TOLD_STATUS, Stop, end_at_once
+from apexrl.lifecycle import OWN_SIGNAL_SECONDS, PATIENCE_STATUS, PERMANENT_STATUS, TOLD_STATUS, Stop, end_at_once
 from apexrl.running.meeting import BACKEND
 
 logger = logging.getLogger(__name__)
 
 THIS_HOST = "127.0.0.1"
-OWN_SIGNAL_SECONDS = 1.0  # after one of its learners has left by a signal, in which this process has got its own
 
 
 def run_learners(command: LearnerCommand, stop: Stop) -> None:

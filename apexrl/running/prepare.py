@@ -15,7 +15,7 @@ from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
 from apexrl.learning.goal import RATE, Courses
-from apexrl.net.keyring import load_keyring
+from apexrl.net.keyring import ROLES, load_keyring
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import IDENTITY_FILE, identity_of
@@ -86,7 +86,7 @@ def prepare(
                 console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)
         plan = make_plan(asked, before, ask)
         if fixed_ports:
-            for role in ("replay", "learner", "actor") if plan.command.has_actors else ():
+            for role in ROLES if plan.command.has_actors else ():
                 load_keyring(plan.command.wires.keys, role)
             command, taken = with_free_ports(plan.command, asked.given, held)
             plan = plan._replace(command=command)
@@ -152,8 +152,11 @@ def _make_directory(
 
 
 def _check_journals(command: RunCommand) -> None:
-    """Raises ConfigError when a new run would go on with, and at last remove, the experience of another one."""
-    for journal in journals_of(command):
+    """Raises ConfigError when a new run would go on with, and at last remove, the experience of another one.
+
+    A journal in the run's own directory is new with that.
+    """
+    for journal in () if command.replay.journal_dir == "auto" else journals_of(command):
         if (journal / IDENTITY_FILE).exists() or any(journal.glob(SEGMENT_PATTERN)):
             raise ConfigError(
                 f"--journal-dir {journal} holds the experience of another run: give another directory, --resume that "

@@ -10,7 +10,7 @@ import tyro
 
 from apexrl.config.words import program
 from apexrl.errors import ConfigError
-from apexrl.files import replacing
+from apexrl.files import first_line, replacing
 from apexrl.learning.record.run_page import config_of, table, telling_flags
 from apexrl.learning.record.status_file import read_status
 from apexrl.lifecycle import attempt
@@ -86,10 +86,7 @@ action = agent.act(observation)
 
 def is_card(path: Path) -> bool:
     """Returns whether a file is the card of a run, by its first line. Raises: OSError when it cannot be read."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return TITLE.fullmatch(file.readline(1000)) is not None
+    return TITLE.fullmatch(first_line(path)) is not None
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from apexrl.errors import ConfigError
 from apexrl.extras import why_missing
-from apexrl.files import write_durably
+from apexrl.files import first_line, write_durably
 from apexrl.lines import aligned, say
 from apexrl.tools.intervals import MeanCurve, bootstrap_interval, interquartile_mean, mean, mean_curve
 from apexrl.tools.run_results import RunResult
@@ -49,7 +49,7 @@ def write_comparison(
     Raises: ConfigError when a scale is of no game, OUT.csv is something else, or a file cannot be written.
     """
     table = out.with_name(f"{out.name}.csv")
-    if table.exists() and not _is_comparison(table):
+    if table.exists() and first_line(table).decode(errors="replace").strip() != ",".join(CSV_COLUMNS):
         raise ConfigError(f"--out {out}: {table} is no comparison: give another name, or remove that file")
     lines = [Line(group, env, alike) for group, runs in groups.items() for env, alike in _by_game(runs).items()]
     games = list(dict.fromkeys(line.env for line in lines))
@@ -70,14 +70,6 @@ def write_comparison(
     }
     _write(table, _csv_of(lines, curves))
     _write(out.with_name(f"{out.name}.png"), _picture_of(lines, curves))
-
-
-def _is_comparison(path: Path) -> bool:
-    """Returns whether a file is a table of ours, by its first line."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.readline(1000).decode(errors="replace").strip() == ",".join(CSV_COLUMNS)
 
 
 def _by_game(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:

@@ -128,5 +128,7 @@ def test_evaluations_that_cannot_be_read_for_a_moment_end_no_run(tmp_path, caplo
     (tmp_path / CURVE_FILE).write_text("seconds;frames\n1;2\n")
     os.utime(tmp_path / CURVE_FILE, (1, 1))
     assert list(news()) == [] and "line 2 is no evaluation: mend or remove that line" in caplog.text
+    with pytest.raises(ConfigError, match="mend or remove that line"):  # else a later start would hear of all of them
+        News(tmp_path)
     evaluated(tmp_path, 1.0, 2.0)
     assert [evaluation.mean for evaluation in news()] == [2.0]

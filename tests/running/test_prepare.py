@@ -26,6 +26,13 @@ def test_a_new_run_leaves_the_experience_of_another_one_alone(tmp_path, name):
     assert path.stat().st_size == 0 and not (tmp_path / "run").exists()
 
 
+def test_the_directory_of_another_run_is_named_as_such(tmp_path):
+    (tmp_path / "run" / "journal").mkdir(parents=True)
+    (tmp_path / "run" / "journal" / "log.json").touch()
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/run is not empty: give another --run-dir"):
+        prepared(tmp_path)
+
+
 def test_keys_are_missed_before_a_run_begins(tmp_path):
     with pytest.raises(ConfigError, match="typo"):
         prepared(tmp_path, "--keys", str(tmp_path / "typo"))

@@ -94,8 +94,8 @@ class RunRecord:
         try:
             _tidy(directory)
             curve = directory / CURVE_FILE
-            rows = read_whole(curve).decode().partition("\n")[2] if os.path.lexists(curve) else ""
-            self._curve = f"{CURVE_COLUMNS}\n{_whole(rows, curve)}"  # an earlier version has fewer columns
+            text = read_whole(curve).decode() if os.path.lexists(curve) else ""
+            self._curve = f"{CURVE_COLUMNS}\n{_whole_rows(text, curve)}"  # an earlier version has fewer columns
         except UNREADABLE as error:
             raise ConfigError(f"the run directory {directory} cannot be used: {error}") from error
         self._is_curve_written = True
@@ -310,10 +310,11 @@ class RunRecord:
         save_checkpoint(self._directory / CHECKPOINTS / BEST, header, tensors)
 
 
-def _whole(rows: str, path: Path) -> str:
-    """Returns the lines of a curve without the beginning of one at its end, which would run into the next."""
+def _whole_rows(text: str, path: Path) -> str:
+    """Returns the rows of a curve without the beginning of one at its end, which would run into the next."""
+    columns, _, rows = text.partition("\n")
     rest = rows.rpartition("\n")[2]
-    if not rest or rest.count(",") == CURVE_COLUMNS.count(","):
+    if not rest or rest.count(",") == columns.count(","):
         return rows + "\n" * bool(rest)
     logger.warning("%s: its last line is cut off and is left out: %s", path, rest)
     return rows.removesuffix(rest)

@@ -374,6 +374,7 @@ def test_a_line_that_was_cut_off_does_not_run_into_the_next(tmp_path, spec, agen
             read_evaluations(tmp_path / CURVE_FILE)
         return
     lines = (tmp_path / CURVE_FILE).read_text().splitlines()
+    assert lines[0] == columns.strip()
     assert [float(line.split(",")[4]) for line in lines[1:]] == means
 
 
