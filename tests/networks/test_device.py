@@ -1,6 +1,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 from apexrl.networks import device
@@ -27,6 +28,26 @@ def test_the_smallest_numbers_are_zeros_in_a_prepared_thread_and_those_that_it_b
     thread.join(60)
     assert found == {"own": [0.0], "begun": [0.0]}
     assert product(2) != [0.0]  # in a thread that is not prepared
+
+
+@pytest.mark.parametrize(
+    ("vendor", "has_amx", "has_avx512", "is_faster"),
+    [
+        ("AuthenticAMD", False, True, True),
+        ("AuthenticAMD", False, False, False),
+        ("GenuineIntel", True, True, True),
+        ("GenuineIntel", False, True, False),  # it takes twice as long for them
+        ("GenuineIntel", False, False, False),
+        (None, False, True, True),
+    ],
+)
+def test_products_are_in_bfloat16_where_that_is_faster(monkeypatch, tmp_path, vendor, has_amx, has_avx512, is_faster):
+    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: has_amx)
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has_avx512)
+    monkeypatch.setattr(device, "PROCESSORS", tmp_path / "cpuinfo")
+    if vendor:
+        device.PROCESSORS.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t: sse4_2\n")
+    assert device.cpu_has_bfloat16() == is_faster
 
 
 def test_our_networks_have_the_usual_number_type_and_device():
