@@ -358,7 +358,7 @@ def check_discrete(environment: EnvironmentSpec, *, takes_masks: bool = False) -
     if not environment.num_actions:
         raise ConfigError(
             f"environment {environment.env!r} has actions of {len(environment.action_bounds)} numbers, and this "
-            "algorithm chooses one of several: give --agent sac, apex-dpg or impact, or leave --agent out"
+            "algorithm chooses one of several: give --agent sac, apex-dpg or impact"
         )
     if environment.mask_size and not takes_masks:
         raise ConfigError("this algorithm does not keep to --action-mask: leave it out, or give --agent apex-dqn")

@@ -12,7 +12,7 @@ from apexrl.config.sections import EnvConfig
 from apexrl.environments.actions import Actions, taken
 from apexrl.environments.game_book import GameBook
 from apexrl.environments.observations import parts_of, presented
-from apexrl.environments.off_screen import why_no_pictures
+from apexrl.environments.off_screen import creator_of, why_no_pictures
 from apexrl.environments.renewal import Copy, Failures
 from apexrl.environments.single import longest_episode, make_single, own_render_mode
 from apexrl.environments.watchdog import Watchdog
@@ -183,8 +183,7 @@ def _can_be_filmed(config: EnvConfig, registered: EnvSpec) -> bool:
         if mode != "rgb_array":
             logger.warning("%s: no pictures; --env-kwargs ask for the render_mode %s", config.env, mode)
         return mode == "rgb_array"
-    entry = registered.entry_point
-    creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    creator = creator_of(registered)
     if "rgb_array" not in ((getattr(creator, "metadata", None) or {}).get("render_modes") or []):
         needed = 'its class, or the function that makes it, needs metadata = {"render_modes": ["rgb_array"]}'
     else:

@@ -22,7 +22,7 @@ PICTURE = {"height": 240, "width": 320, "camera_id": 0}
 class SuiteTask(gymnasium.Env):
     """A task of the suite."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 40}  # noqa: RUF012 - as gymnasium has it
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as gymnasium has it
 
     def __init__(self, domain: str, task: str, render_mode: str | None = None):
         """Loads the suite, and the task.
@@ -40,6 +40,7 @@ class SuiteTask(gymnasium.Env):
             hint = f"tasks of {domain} are {', '.join(near)}" if near else f"say {NAMESPACE}cheetah-run-v0"
             raise ConfigError(f"the suite has no {domain}-{task}: {hint}") from error
         self.render_mode = render_mode
+        self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep())}
         bounds = self._env.action_spec()
         low, high = (np.broadcast_to(bound, bounds.shape) for bound in (bounds.minimum, bounds.maximum))
         low, high = (np.where(abs(b) < UNLIMITED, b, np.copysign(np.inf, b)).astype(np.float32) for b in (low, high))

@@ -16,6 +16,7 @@ from gymnasium.wrappers import (
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.fitting import checked
 from apexrl.environments.masks import INFO, MaskOfInfo
+from apexrl.environments.off_screen import creator_of, why_no_pictures
 from apexrl.errors import ConfigError, reason_of
 from apexrl.own_modules import own
 
@@ -53,6 +54,8 @@ def make_bare(config: EnvConfig, registered: EnvSpec, render_mode: str | None = 
     kwargs: dict[str, Any] = numbered(config.kwargs, copy) | {"max_episode_steps": longest_episode(config, registered)}
     if render_mode:
         kwargs["render_mode"] = render_mode
+    if (mode := render_mode or own_mode) and (why := why_no_pictures(creator_of(registered))):
+        raise ConfigError(f"render_mode {mode!r}: {why}")
     env = gymnasium.make(registered.id, **kwargs)
     probability = config.repeat_action_probability
     return StickyAction(env, probability) if probability else env

@@ -10,7 +10,6 @@ from apexrl.errors import ConfigError
 from apexrl.memory import keep_freed_memory
 from apexrl.types import EnvironmentSpec
 
-
 PROCESSORS = Path("/proc/cpuinfo")
 
 

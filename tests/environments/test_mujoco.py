@@ -1,17 +1,33 @@
 """DeepMind's control suite as Gymnasium's environments, and pictures of MuJoCo without a screen."""
 
 import ctypes.util
+import subprocess
 import sys
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
 
+from apexrl.config.sections import EnvConfig
+from apexrl.environments import off_screen
 from apexrl.environments.actions import Actions
+from apexrl.environments.catch import Catch
 from apexrl.environments.dm_suite import SuiteTask, register
 from apexrl.environments.off_screen import LIBRARIES, VARIABLE, why_no_pictures
 from apexrl.environments.registry import registered
+from apexrl.environments.vector import make_environment, make_game
 from apexrl.errors import ConfigError
+
+gymnasium.register("OwnCheetah-v0", entry_point="tests.environments.test_mujoco:OwnCheetah")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """MuJoCo draws on this machine, and nobody has said by which library."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if not any(map(off_screen._draws, LIBRARIES)):
+        pytest.skip("neither EGL nor OSMesa draws here")
 
 
 def test_a_task_of_the_suite_is_an_environment_whose_seed_decides_it():
@@ -48,32 +64,86 @@ def test_other_names_are_not_the_suites(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("there", "chosen"),
-    [(("EGL", "OSMesa"), "egl"), (("OSMesa",), "osmesa"), ((), None)],
-    ids=["egl", "osmesa", "none"],
+    ("there", "broken", "chosen"),
+    [
+        (("EGL", "OSMesa"), "", "egl"),
+        (("OSMesa",), "", "osmesa"),
+        (("EGL", "OSMesa"), "egl", "osmesa"),
+        (("EGL",), "egl", None),
+        ((), "", None),
+    ],
+    ids=["egl", "osmesa", "broken, another", "broken", "none"],
 )
-def test_pictures_are_drawn_by_what_is_there(monkeypatch, there, chosen):
+def test_pictures_are_drawn_by_what_is_there_and_works(monkeypatch, there, broken, chosen):
     monkeypatch.setenv(VARIABLE, "")
     environ = {}
     monkeypatch.setattr("apexrl.environments.off_screen.os.environ", environ)
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: name if name in there else None)
+    monkeypatch.setattr("apexrl.environments.off_screen._draws", lambda choice: choice != broken)
     why = why_no_pictures(SuiteTask)
     assert environ.get(VARIABLE) == chosen and why.startswith("neither EGL nor OSMesa") == (chosen is None)
     environ.clear()
-    assert why_no_pictures(gymnasium.envs.registration.load_env_creator("apexrl.environments.catch:Catch")) == ""
-    cheetah = gymnasium.envs.registration.load_env_creator(gymnasium.spec("HalfCheetah-v5").entry_point)
-    assert bool(why_no_pictures(cheetah)) == (chosen is None)
+    assert why_no_pictures(Catch) == ""
+    assert bool(why_no_pictures(HalfCheetahEnv)) == (chosen is None)
     environ[VARIABLE] = "glfw"
-    assert why_no_pictures(cheetah) == "" and environ == {VARIABLE: "glfw"}
+    assert why_no_pictures(HalfCheetahEnv) == "" and environ == {VARIABLE: "glfw"}
+
+
+class OwnCheetah(HalfCheetahEnv):
+    """A class of a user's own."""
+
+
+def without_drivers(monkeypatch):
+    """EGL is there as on many servers, and finds no driver."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("__EGL_VENDOR_LIBRARY_DIRS", "/nonexistent")
+    monkeypatch.setattr("apexrl.environments.off_screen.LIBRARIES", {"egl": "EGL"})
+    off_screen._draws.cache_clear()
 
 
 @pytest.mark.parametrize("env", ["HalfCheetah-v5", "dm_control/cheetah-run-v0"])
+def test_without_a_driver_games_are_played_and_not_drawn(monkeypatch, env):
+    without_drivers(monkeypatch)
+    envs = make_environment(EnvConfig(env), 1, render=True)
+    assert envs.reset(0).shape[0] == 1 and envs.render() is None
+    envs.close()
+    with pytest.raises(ConfigError, match=r"render_mode 'rgb_array': neither EGL nor OSMesa draws for MuJoCo here"):
+        make_game(EnvConfig(env), "rgb_array")
+    off_screen._draws.cache_clear()
+
+
+@pytest.mark.usefixtures("drawn")
+def test_whoever_wants_pictures_gets_a_library_that_draws_them():
+    """In processes of their own: one that has drawn keeps its library."""
+    pixels = ('EnvConfig("HalfCheetah-v5", env_kwargs=\'{"render_mode": "rgb_array"}\', '
+              'wrapper=("gymnasium.wrappers:AddRenderObservation",), resize=(84,))')  # fmt: skip
+    for made in (
+        'make_game(EnvConfig("HalfCheetah-v5"), "rgb_array").unwrapped',
+        f"make_environment({pixels}, 1)",
+        'make_game(EnvConfig("tests.environments.test_mujoco:OwnCheetah-v0"), "rgb_array").unwrapped',
+    ):
+        program = f"""
+from apexrl.config.sections import EnvConfig
+from apexrl.environments.vector import make_environment, make_game
+game = {made}
+seen = game.reset(seed=0)
+picture = game.render() if hasattr(game, "action_space") else seen[0]
+assert picture.std() > 5, picture
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, made + done.stderr
+
+
+def test_films_of_the_suite_have_the_speed_of_their_task():
+    speeds = {name: make_environment(EnvConfig(f"dm_control/{name}-v0"), 1).pictures_per_second
+              for name in ("cheetah-run", "walker-run")}  # fmt: skip
+    assert speeds == {"cheetah-run": 100, "walker-run": 40}
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("env", ["HalfCheetah-v5", "dm_control/cheetah-run-v0"])
 def test_a_game_is_filmed_without_a_screen(env):
-    entry = registered(env)
-    if why_no_pictures(gymnasium.envs.registration.load_env_creator(entry.entry_point)):
-        assert not any(map(ctypes.util.find_library, LIBRARIES.values()))
-        return
-    game = gymnasium.make(env, render_mode="rgb_array")
+    game = make_game(EnvConfig(env), "rgb_array")
     game.reset(seed=0)
     picture = game.render()
     assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.std() > 5

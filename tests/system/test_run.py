@@ -196,7 +196,7 @@ def test_a_checkpoint_of_a_screen_game_is_played_and_filmed(tmp_path):
     ("flags", "complaint"),
     [
         (("--env", "Pogn-v4"), "unknown environment 'Pogn-v4'"),
-        (("--env", "Pendulum-v1", "--agent", "impala"), "give --agent sac, apex-dpg or impact, or leave --agent out"),
+        (("--env", "Pendulum-v1", "--agent", "impala"), "give --agent sac, apex-dpg or impact"),
         (("--capacity", "900000000"), "the largest that does is --capacity"),
         (("--capacity", "1000"), "--min-size-to-sample 15000 is more than --capacity 1000"),
         (("--optimizer", "sgdd", "--env", "CartPole-v1"), "adam"),
