@@ -64,6 +64,7 @@ class Evaluator:
         ]
         self._own_key = (2,) if command.evaluation.checkpoint else ()  # no games that chose a run's best network
         self._best: float | None = None  # the greatest mean so far
+        self._newest = 0  # the latest version that was played
         self._played = 0  # evaluations
         self._family = family_of(command.agent)
         self.environment = self._envs[0].spec
@@ -74,14 +75,22 @@ class Evaluator:
         return header.is_last or self._played % self._command.evaluation.film_every == 0
 
     def evaluate(
-        self, parameters: Parameters, report: Callable[[dict[str, float]], None], stop: Ending, is_filmed: bool
+        self,
+        parameters: Parameters,
+        encoded: bytes,
+        report: Callable[[dict[str, float]], None],
+        stop: Ending,
+        is_filmed: bool,
+        hurry: Ending | None = None,
     ) -> Evaluation | None:
         """Plays the configured number of games; None when stopped before they end. Figures go to `report` meanwhile.
 
         A mean that no earlier one exceeds may be luck: as many other games are played then, and all of them count.
 
         Args:
+          encoded: the parameters as they came, for the learner to keep where they are the best.
           is_filmed: draw the first game while all are played, which holds up the others; `film` does not.
+          hurry: ends those other games, too; then the first ones are told, and the parameters are not kept.
         """
         started = time.monotonic()
         version, agent = parameters.header.params_version, self._actor(parameters)
@@ -91,15 +100,22 @@ class Evaluator:
         if games is not None and self._may_be_best(games, version):
             count = len(games.returns)
             logger.info("update %d: mean %.2f of %d may be the best: as many more games", version, games.mean, count)
-            others = self._play(agent, (version, 1), None, report, stop)
-            games = others and Games(games.returns + others.returns, games.steps + others.steps)
+            others = self._play(agent, (version, 1), None, report, hurry or stop)
+            if others is not None:
+                games = Games(games.returns + others.returns, games.steps + others.steps)
+            elif stop.is_set():
+                return None
+            else:
+                encoded = b""
         if games is None:
             return None
-        self._best = games.mean if self._best is None else max(self._best, games.mean)
+        if encoded:
+            self._best = games.mean if self._best is None else max(self._best, games.mean)
         self._played += 1
         seconds = time.monotonic() - started
         returns, steps = tuple(games.returns), tuple(games.steps)
-        return Evaluation(version, agent.evaluation_exploration, returns, steps, seconds, **film)
+        exploration = agent.evaluation_exploration
+        return Evaluation(version, exploration, returns, steps, seconds, parameters=encoded, **film)
 
     def film(self, parameters: Parameters, stop: Ending) -> dict[str, Any]:
         """Plays a game from the start of an evaluation's first one, or its beginning until the stop, and films it.
@@ -148,6 +164,9 @@ class Evaluator:
 
     def _may_be_best(self, games: Games, version: int) -> bool:
         """Returns whether parameters may replace the best ones; those of update 0 replace none."""
+        if version < self._newest:
+            self._best = None  # a learner that goes on from its last checkpoint may not know it
+        self._newest = version
         is_candidate = bool(version) if self._best is None else games.mean >= self._best
         return is_candidate and not self._command.evaluation.checkpoint and 2 * len(games.returns) <= MAX_GAMES
 
@@ -212,19 +231,19 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 continue
             header, next_due = parameters.header, time.monotonic() + command.evaluation.evaluation_period_seconds
             metrics.run, is_filmed = header.run, evaluator.is_film_due(header)
-            giving_way = GivingWay(stop, subscriber, encoded, next_due)
-            ends = stop if header.params_version else giving_way
+            giving_way = GivingWay(stop, subscriber, encoded, math.inf if header.params_version else next_due)
+            ends, is_drawn = stop if header.params_version else giving_way, is_filmed and header.is_last
             try:
-                outcome = evaluator.evaluate(parameters, report, ends, is_filmed and header.is_last)
+                outcome = evaluator.evaluate(parameters, encoded, report, ends, is_drawn, giving_way)
             except WireError as error:
                 subscriber.drop(error)
                 continue
             newest = giving_way.newest
-            if outcome is None and newest is not None:
+            if outcome is None and newest is not None and not header.params_version:
                 logger.info("update 0: its evaluation gives way to that of newer parameters")
             if outcome is not None:
                 due, played = next_due, header
-                told = msgspec.structs.replace(outcome, run=header.run, checksum=checksum(encoded), parameters=encoded)
+                told = msgspec.structs.replace(outcome, run=header.run, checksum=checksum(encoded))
                 metrics.evaluation(told)
                 report({})  # no evaluation goes on
                 logger.info("update %d: %s", outcome.params_version, outcome.words)
@@ -305,7 +324,7 @@ def play_checkpoint(command: ActorCommand, stop: Stop) -> None:
         spec = checkpoint.header.spec  # its way of cutting streams into unrolls does not matter to play it
         cut = spec.unroll_starts, spec.overlap_steps, spec.extras, spec.has_unroll_priorities
         check_fits(parameters, evaluator.environment.streamed(*cut), command)
-        outcome = evaluator.evaluate(parameters, lambda metrics: None, stop, is_filmed=True)
+        outcome = evaluator.evaluate(parameters, b"", lambda metrics: None, stop, is_filmed=True)
         if outcome is not None:
             say(f"{command.env.env}, update {outcome.params_version}: {outcome.words}")
             if evaluator.videos:

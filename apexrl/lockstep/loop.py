@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 
@@ -127,9 +126,9 @@ class LockstepLoop:
         parameters = decode_parameters(encoded)
         with untouched_generators():
             is_filmed = self._evaluator.is_film_due(parameters.header)
-            outcome = self._evaluator.evaluate(parameters, self._report, self._stop, is_filmed)
+            outcome = self._evaluator.evaluate(parameters, encoded, self._report, self._stop, is_filmed)
         if outcome is not None:
-            self.learner.record.evaluated(msgspec.structs.replace(outcome, parameters=encoded))
+            self.learner.record.evaluated(outcome)
             self._report({})  # so the training's metrics come at the same updates in each run, too
             logger.info("update %d: %s", num_updates, outcome.words)
 

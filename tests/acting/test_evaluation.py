@@ -46,7 +46,7 @@ class Seeded(gymnasium.Env):
 
 
 def evaluate(evaluator, parameters, is_filmed=False):
-    return evaluator.evaluate(parameters, lambda metrics: None, Stop(), is_filmed)
+    return evaluator.evaluate(parameters, b"encoded", lambda metrics: None, Stop(), is_filmed)
 
 
 def test_neighbouring_seeds_and_updates_play_other_games():
@@ -107,6 +107,42 @@ def test_a_candidate_for_the_best_is_played_again_and_all_its_games_count():
     evaluator.close()
     evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Told-v0", "--episodes", "2", "--checkpoint", "a"]))
     assert evaluated(9, 3.0, 1.0) == (3, 1), "a checkpoint is played once"
+    evaluator.close()
+
+
+class Later:
+    """An ending that is set after so many looks."""
+
+    def __init__(self, looks):
+        self.looks = looks
+
+    def is_set(self):
+        self.looks -= 1
+        return self.looks < 0
+
+    def heed_signals(self):
+        pass
+
+
+def test_a_candidate_whose_last_games_are_cut_off_is_told_and_does_not_become_the_best():
+    gymnasium.register("Cut-v0", Told)
+    evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Cut-v0", "--episodes", "2"]))
+    parameters = parameters_of(make_updater(evaluator.spec), evaluator.spec)
+
+    def evaluated(version, stop, hurry, *returns):
+        Told.returns[:] = returns
+        header = msgspec.structs.replace(parameters.header, params_version=version)
+        sent = parameters._replace(header=header), b"encoded"
+        outcome = evaluator.evaluate(*sent, lambda metrics: None, stop, is_filmed=False, hurry=hurry)
+        return outcome and (outcome.returns, outcome.parameters)
+
+    never = Later(math.inf)
+    assert evaluated(5, never, never, 1.0, 2.0, 3.0, 4.0) == ((1, 2, 3, 4), b"encoded")
+    assert evaluated(6, never, Later(0), 9.0, 8.0) == ((9, 8), b""), "the run's last parameters are there"
+    assert evaluated(7, Later(1), Later(0), 9.0, 8.0) is None, "the process ends"
+    assert evaluated(8, never, never, 3.0, 2.0, 5.0, 5.0) == ((3, 2, 5, 5), b"encoded"), "the best has 2.5"
+    assert evaluated(9, never, never, 2.0, 1.0) == ((2, 1), b"encoded"), "the best has 3.75"
+    assert evaluated(2, never, never, 1.0, 1.0, 0.0, 0.0) == ((1, 1, 0, 0), b"encoded"), "its learner has gone back"
     evaluator.close()
 
 
@@ -249,9 +285,9 @@ def test_a_learner_that_was_away_hears_its_last_evaluation_again(monkeypatch):
         if len(told) == 4:
             stop.set()
 
-    def evaluate(parameters, report, stop, is_filmed):
+    def evaluate(parameters, encoded, report, stop, is_filmed, hurry):
         played.append((parameters.header.params_version, is_filmed))
-        return Evaluation(3, 0.0, (1.0,), (1,), 1.0)
+        return Evaluation(3, 0.0, (1.0,), (1,), 1.0, parameters=encoded)
 
     def film(parameters, stop):
         played.append("a film")
