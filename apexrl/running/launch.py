@@ -336,14 +336,19 @@ def waits_for_evaluation(status: Status | None) -> bool:
     return status is not None and status.waits_for == LAST_EVALUATION
 
 
-def say_unevaluated(console: Console, command: RunCommand) -> None:
-    """Prints a line when the last network of a run that has come to its end was not evaluated, as it should be."""
-    status, seconds = read_status(Path(command.run_dir)), command.learning.final_evaluation_seconds
+def is_unevaluated(command: RunCommand, directory: Path) -> bool:
+    """Returns whether the last network of a run that has come to its end was not evaluated, as it should be."""
+    status, seconds = read_status(directory), command.learning.final_evaluation_seconds
     if status is None or not (status.counters.updates and command.evaluator and seconds):
-        return
+        return False
     if command.smoke or command.reproducible:  # the one need not, the other does so by itself
-        return
-    if status.metrics.get("evaluation/params_version") != status.counters.updates:
+        return False
+    return status.metrics.get("evaluation/params_version") != status.counters.updates
+
+
+def say_unevaluated(console: Console, command: RunCommand) -> None:
+    """Prints a line when the last network of a run was not evaluated."""
+    if is_unevaluated(command, Path(command.run_dir)):
         console.print(
             "the last network was not evaluated: --final-evaluation-seconds may give it more time, "
             "and logs/evaluator.log says how far it was",

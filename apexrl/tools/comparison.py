@@ -80,9 +80,9 @@ def _by_game(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:
 
 
 def _table_of(lines: Sequence[Line], threshold: float | None) -> str:
-    """Returns a line for each group and game, of means over its seeds: `best` is that of their best evaluations."""
+    """Returns a line for each group and game, of means over its seeds: `last` and `best` of such evaluations."""
     names = ["group", "env", "seeds", "frames", "minutes", "samples an insert"]
-    names += ["final return", "final median", "best"]
+    names += ["final return", "final median", "last", "best"]
     names += [] if threshold is None else [f"frames to {threshold:g}", f"minutes to {threshold:g}"]
     return markdown(names, [_cells(line, threshold) for line in lines])
 
@@ -93,6 +93,7 @@ def _cells(line: Line, threshold: float | None) -> list[str]:
     cells = [line.group, line.env, str(len(runs)), f"{np.mean([run.frames for run in runs]):,.0f}"]
     cells += [f"{np.mean([run.seconds for run in runs]) / 60:.1f}", f"{np.mean(ratios):.2f}" if ratios else "unknown"]
     cells += [_estimate([_finals(runs)], mean), f"{np.mean([run.final_median for run in runs]):.2f}"]
+    cells += [f"{np.mean([run.curve.returns[-1] for run in runs]):.2f}"]
     cells += [f"{np.mean([run.curve.returns.max() for run in runs]):.2f}"]
     return cells if threshold is None else cells + _reached(runs, threshold)
 

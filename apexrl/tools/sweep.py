@@ -24,7 +24,7 @@ from apexrl.guard import check_not_imported
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, attempt
 from apexrl.lines import log_to, say
 from apexrl.running.display import Summary
-from apexrl.running.launch import ENDING_SECONDS
+from apexrl.running.launch import ENDING_SECONDS, is_unevaluated
 from apexrl.running.run_directory import SUMMARY_FILE, continued, lock_run
 from apexrl.running.supervise import Supervisor, describe_status
 from apexrl.running.torch_look import asking
@@ -174,6 +174,8 @@ class Sweep:
             return
         if all(done < end for done, end in zip((summary.seconds, summary.frames, summary.updates), ends, strict=True)):
             raise ApexError(f"it was stopped at {summary.frames:,} frames: the next start of the sweep goes on with it")
+        if is_unevaluated(run.command, run.directory):
+            raise ApexError("its last network was not evaluated: the next start of the sweep goes on with it")
 
     def _note(self, run: SweepRun, is_complete: bool) -> None:
         self._records[run.directory.name] = Record(run.arguments, is_complete)

@@ -28,5 +28,6 @@ def write_run(directory: Path, returns, seed=0, env="Catch-v0", frames=1000, age
     last = max(len(rows) - 1, 0)
     log = LogPosition(transitions=frames * last)
     counters = Counters(updates=10 * last, logs=(log,), transitions_sampled=4 * frames * last, seconds=60.0 * last)
-    write_json(directory / STATUS_FILE, Status(env, frames * last, counters, {}, ""))
+    metrics = {"evaluation/params_version": 10.0 * last}
+    write_json(directory / STATUS_FILE, Status(env, frames * last, counters, metrics, ""))
     return directory

@@ -41,7 +41,7 @@ def test_groups_are_compared_in_a_table_a_csv_and_a_picture(tmp_path, run_main):
     assert rows[0] == {
         **{"group": "apex-dqn --learning-rate 0.001", "env": "Catch-v0", "seeds": "3", "frames": "5,000"},
         **{"minutes": "5.0", "samples an insert": "4.00", "final return": "6.00 [4.00, 8.00]"},
-        **{"final median": "0.00", "best": "6.00"},
+        **{"final median": "0.00", "last": "6.00", "best": "6.00"},
         **{"frames to 5": "3,000 (2 of 3 seeds)", "minutes to 5": "3.0 (2 of 3 seeds)"},
     }
     assert rows[1]["final return"] == "9.00 [9.00, 9.00]" and rows[1]["frames to 5"] == "500"

@@ -10,6 +10,7 @@ import torch
 
 from apexrl.errors import ApexError, ConfigError
 from apexrl.files import write_json
+from apexrl.learning.record.status_file import STATUS_FILE, Status
 from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import CheckpointHeader, Counters, latest_path
@@ -173,6 +174,23 @@ def test_a_run_without_a_time_limit_ends_with_its_frames_or_updates(tmp_path, la
     done = msgspec.structs.replace(summary_of(None, "Catch-v0", 1, 0), frames=500, updates=500)
     launches.launch = lambda run, arguments: write_json(run.directory / SUMMARY_FILE, done)
     assert make(**{"max-seconds": 0, flag: total}).run() == []
+
+
+@pytest.mark.parametrize(("version", "flags", "is_complete"), [
+    (7, {}, True), (6, {}, False), (6, {"evaluator": False}, True), (6, {"final-evaluation-seconds": 0}, True),
+])  # fmt: skip
+def test_a_run_whose_last_network_was_not_evaluated_is_not_complete(
+    launches, make, capsys, version, flags, is_complete
+):
+    def launch(run, arguments):
+        directory = write_run(run.directory, [0, 1])
+        status = Status("Catch-v0", 10, Counters(updates=7), {"evaluation/params_version": float(version)}, "")
+        write_json(directory / STATUS_FILE, status)
+        write_json(directory / SUMMARY_FILE, summary_of(status, "Catch-v0", 100, 0))
+
+    launches.launch = launch
+    assert make(**flags).run() == ([] if is_complete else ALL)
+    assert ("its last network was not evaluated: the next start" in capsys.readouterr().err) != is_complete
 
 
 def test_a_run_that_somebody_stopped_is_not_complete(launches, make, capsys):
