@@ -193,21 +193,22 @@ def _sync_open(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, owner: str) -> Iterator[None]:
+def locked(path: Path, owner: str, *, is_shared: bool = False) -> Iterator[None]:
     """Holds a lock file and makes its directory. The lock also ends with the process.
 
     Args:
       owner: a description of the process that may hold it, for the error.
+      is_shared: others that share it may hold it, too.
     Raises: ConfigError when another process holds the lock, or the directory has no locks or cannot be written.
     """
-    descriptor = open_locked(path, owner)
+    descriptor = open_locked(path, owner, is_shared=is_shared)
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def open_locked(path: Path, owner: str, flag: str = "") -> int:
+def open_locked(path: Path, owner: str, flag: str = "", *, is_shared: bool = False) -> int:
     """Returns the descriptor of a lock file, which holds the lock until it is closed. The other words are `locked`'s.
 
     Args:
@@ -220,7 +221,7 @@ def open_locked(path: Path, owner: str, flag: str = "") -> int:
     except OSError as error:
         raise ConfigError(f"{directory} cannot be written ({error.strerror}): give another directory") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):

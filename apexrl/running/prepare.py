@@ -80,7 +80,7 @@ def prepare(
         if asked.wants_help:
             make_plan(asked, before, ask)  # it prints the help, with the defaults of a run here, and ends the program
         if saved is not None:
-            (copying if basis.fork else held).enter_context(lock_run(basis.run))
+            (copying if basis.fork else held).enter_context(lock_run(basis.run, is_shared=bool(basis.fork)))
             if not_given:
                 missing = ", ".join(not_given)
                 console.print(f"{CONFIG_FILE} does not give {missing}: the defaults are taken", soft_wrap=True)

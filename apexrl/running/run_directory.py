@@ -61,12 +61,14 @@ class _Saved(msgspec.Struct):
     command: Section
 
 
-def lock_run(directory: str) -> contextlib.AbstractContextManager[None]:
+def lock_run(directory: str, *, is_shared: bool = False) -> contextlib.AbstractContextManager[None]:
     """Returns the lock of a run's directory as a context manager. Hold it while the run goes on.
 
+    Args:
+      is_shared: to read only: several runs may be forked from one at the same time.
     Raises: ConfigError on entry, when another run holds the lock or the directory cannot be written.
     """
-    return locked(Path(directory) / LOCK_FILE, "a run that goes on")
+    return locked(Path(directory) / LOCK_FILE, "a run that goes on", is_shared=is_shared)
 
 
 def check_new(directory: Path) -> None:

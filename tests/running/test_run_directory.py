@@ -51,6 +51,21 @@ def test_a_run_directory_has_one_owner(tmp_path):
         pass
 
 
+def test_a_run_is_forked_twice_at_the_same_time_and_does_not_go_on_meanwhile(tmp_path):
+    def refused(**how):
+        return pytest.raises(ConfigError, match="belongs to a run that goes on"), lock_run(str(tmp_path), **how)
+
+    def shared():
+        return lock_run(str(tmp_path), is_shared=True)
+
+    fault, alone = refused()
+    with shared(), shared(), fault, alone:
+        pass
+    fault, other = refused(is_shared=True)
+    with lock_run(str(tmp_path)), fault, other:
+        pass
+
+
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     hold = "import pathlib, time; from apexrl.files import locked\n"
     hold += f"with locked(pathlib.Path({str(tmp_path / 'l')!r}), 'x'):"
