@@ -55,6 +55,7 @@ COMPARISONS = {  # the rows of charts, by the names of their files
     ],
     "games-breakout": [Row("", ("frames",), {
         "games-breakout-ape-x": "Ape-X, one rate", "games-breakout-falling": "Ape-X, a rate that falls over 16 M",
+        "games-breakout-ape-x-hour": "Ape-X, an hour of two cores",
         "games-breakout-impact": "IMPACT, a rate that falls over 12 M, one core",
         "games-breakout-impact-hour": "IMPACT, an hour of two cores"})],
     "games-breakout-gpu": [Row("", ("minutes", "frames"), {
