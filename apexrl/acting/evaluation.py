@@ -94,6 +94,9 @@ class Evaluator:
         """
         started = time.monotonic()
         version, agent = parameters.header.params_version, self._actor(parameters)
+        if version < self._newest:
+            self._best = None  # a learner that goes on from its last checkpoint may not know it
+        self._newest, is_sure = version, True
         recorder = self._recorder(version) if is_filmed else None
         games = self._play(agent, (version, *self._own_key), recorder, report, stop)
         film = self._finished(recorder) if recorder else {}
@@ -101,21 +104,20 @@ class Evaluator:
             count = len(games.returns)
             logger.info("update %d: mean %.2f of %d may be the best: as many more games", version, games.mean, count)
             others = self._play(agent, (version, 1), None, report, hurry or stop)
+            if others is None and stop.is_set():
+                return None
+            is_sure = others is not None
             if others is not None:
                 games = Games(games.returns + others.returns, games.steps + others.steps)
-            elif stop.is_set():
-                return None
-            else:
-                encoded = b""
         if games is None:
             return None
-        if encoded:
+        if is_sure:
             self._best = games.mean if self._best is None else max(self._best, games.mean)
         self._played += 1
         seconds = time.monotonic() - started
         returns, steps = tuple(games.returns), tuple(games.steps)
-        exploration = agent.evaluation_exploration
-        return Evaluation(version, exploration, returns, steps, seconds, parameters=encoded, **film)
+        kept, exploration = encoded if is_sure else b"", agent.evaluation_exploration
+        return Evaluation(version, exploration, returns, steps, seconds, parameters=kept, **film)
 
     def film(self, parameters: Parameters, stop: Ending) -> dict[str, Any]:
         """Plays a game from the start of an evaluation's first one, or its beginning until the stop, and films it.
@@ -164,9 +166,6 @@ class Evaluator:
 
     def _may_be_best(self, games: Games, version: int) -> bool:
         """Returns whether parameters may replace the best ones; those of update 0 replace none."""
-        if version < self._newest:
-            self._best = None  # a learner that goes on from its last checkpoint may not know it
-        self._newest = version
         is_candidate = bool(version) if self._best is None else games.mean >= self._best
         return is_candidate and not self._command.evaluation.checkpoint and 2 * len(games.returns) <= MAX_GAMES
 

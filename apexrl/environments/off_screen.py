@@ -11,10 +11,11 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from apexrl.environments.dm_suite import SuiteTask
+from apexrl.errors import reason_of
 
 VARIABLE = "MUJOCO_GL"  # MuJoCo's own, which names the library
 LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa"}
-FAMILY = "gymnasium.envs.mujoco."  # the modules of Gymnasium's simulations
+MODULES = "gymnasium.envs.mujoco."  # those of Gymnasium's simulations
 TRIAL = "import mujoco; context = mujoco.GLContext(16, 16); context.make_current(); context.free()"
 TRIAL_SECONDS = 60.0
 
@@ -32,22 +33,30 @@ def why_no_pictures(creator: Any) -> str:
       creator: `creator_of` an environment; one that derives from Gymnasium's or is the suite's is drawn by MuJoCo.
     """
     classes = getattr(creator, "__mro__", ())
-    if not any(base is SuiteTask or base.__module__.startswith(FAMILY) for base in classes) or os.environ.get(VARIABLE):
+    if not any(base is SuiteTask or base.__module__.startswith(MODULES) for base in classes) or os.environ.get(
+        VARIABLE
+    ):
         return ""
+    faults = ""
     for choice, library in LIBRARIES.items():
-        if ctypes.util.find_library(library) and _draws(choice):
+        if not ctypes.util.find_library(library):
+            continue
+        if not (fault := _fault_of(choice)):
             os.environ[VARIABLE] = choice
             return ""
-    return "neither EGL nor OSMesa draws for MuJoCo here: say `apt-get install libegl1` or `libosmesa6`"
+        faults += f" ({library} is there: {fault})"
+    return f"neither EGL nor OSMesa draws for MuJoCo here{faults}: say `apt-get install libegl1` or `libosmesa6`"
 
 
 @functools.cache
-def _draws(choice: str) -> bool:
-    """Returns whether a library draws, and not only is there: a process of its own tries, as a failure may stay."""
-    words = [sys.executable, "-c", TRIAL]
-    environment = {**os.environ, VARIABLE: choice}
+def _fault_of(choice: str) -> str:
+    """Returns why a library that is there does not draw, or an empty string: a process tries, as a failure may stay."""
+    words, environment = [sys.executable, "-c", TRIAL], {**os.environ, VARIABLE: choice}
     try:
-        done = subprocess.run(words, env=environment, capture_output=True, timeout=TRIAL_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, errors="replace", timeout=TRIAL_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return reason_of(error)
+    lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+    return lines[-1] if done.returncode else ""

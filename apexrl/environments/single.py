@@ -54,9 +54,12 @@ def make_bare(config: EnvConfig, registered: EnvSpec, render_mode: str | None = 
     kwargs: dict[str, Any] = numbered(config.kwargs, copy) | {"max_episode_steps": longest_episode(config, registered)}
     if render_mode:
         kwargs["render_mode"] = render_mode
-    if (mode := render_mode or own_mode) and (why := why_no_pictures(creator_of(registered))):
-        raise ConfigError(f"render_mode {mode!r}: {why}")
-    env = gymnasium.make(registered.id, **kwargs)
+    mode = render_mode or own_mode
+    undrawn = why_no_pictures(creator_of(registered)) if mode else ""
+    env = gymnasium.make(registered.id, **kwargs)  # which names a package that is missing
+    if undrawn:
+        env.close()
+        raise ConfigError(f"render_mode {mode!r}: {undrawn}")
     probability = config.repeat_action_probability
     return StickyAction(env, probability) if probability else env
 

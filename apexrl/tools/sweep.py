@@ -175,7 +175,10 @@ class Sweep:
         if all(done < end for done, end in zip((summary.seconds, summary.frames, summary.updates), ends, strict=True)):
             raise ApexError(f"it was stopped at {summary.frames:,} frames: the next start of the sweep goes on with it")
         if is_unevaluated(run.command, run.directory):
-            raise ApexError("its last network was not evaluated: the next start of the sweep goes on with it")
+            raise ApexError(
+                "its last network was not evaluated: the next start of the sweep goes on with it, and its "
+                "logs/evaluator.log says how far that was"
+            )
 
     def _note(self, run: SweepRun, is_complete: bool) -> None:
         self._records[run.directory.name] = Record(run.arguments, is_complete)
