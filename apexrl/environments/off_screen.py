@@ -33,9 +33,8 @@ def why_no_pictures(creator: Any) -> str:
       creator: `creator_of` an environment; one that derives from Gymnasium's or is the suite's is drawn by MuJoCo.
     """
     classes = getattr(creator, "__mro__", ())
-    if not any(base is SuiteTask or base.__module__.startswith(MODULES) for base in classes) or os.environ.get(
-        VARIABLE
-    ):
+    is_mujoco = any(base is SuiteTask or base.__module__.startswith(MODULES) for base in classes)
+    if not is_mujoco or os.environ.get(VARIABLE):
         return ""
     faults = ""
     for choice, library in LIBRARIES.items():
