@@ -50,9 +50,12 @@ class Options:
     """The algorithm."""
     batch_sizes: tuple[int, ...] = ()
     """Transitions in a batch, by default 32 128 512; with impala unrolls of 20, by default 16 32."""
-    presets: tuple[Literal["two-cores", "two-cores-nature", "gpu", "paper"], ...] = ()
-    """Presets of the networks and optimizers; two-cores-nature: with a network of the size of Nature's, which apex-dqn
-    has in its preset paper. impala's preset paper has the deep residual network, which is slow, so ask for it."""
+    presets: tuple[
+        Literal["two-cores", "two-cores-nature", "two-cores-quantiles", "two-cores-munchausen", "gpu", "paper"], ...
+    ] = ()
+    """Presets of the networks and optimizers. two-cores-nature: with a network of the size of Nature's, which apex-dqn
+    has in its preset paper; two-cores-quantiles and -munchausen: apex-dqn's with 32 quantiles or Munchausen's targets,
+    for --kinds ours. impala's preset paper has the deep residual network, which is slow, so ask for it."""
     mixes: tuple[str, ...] = ("queue=1", "queue=1/8 uniform=7/8")
     """impala's mixes, each one word."""
     threads: tuple[int, ...] = (1,)

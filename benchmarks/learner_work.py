@@ -35,8 +35,11 @@ from benchmarks.replay_work import unrolls_of
 
 PONG = EnvironmentSpec("Pong", (84, 84), "uint8", stacked_frames=4, num_actions=6, frames_per_step=4)
 NO_PRESET = "-"  # of steps without a network of ours
-NATURE = "-nature"  # ends the name of a preset whose network has the size of Nature's
-NATURE_SIZES = {"channels": (32, 64, 64), "hidden_size": 512}
+ADDITIONS: dict[str, dict[str, dict[str, Any]]] = {  # what the end of a preset's name adds to it
+    "-nature": {"network": {"channels": (32, 64, 64), "hidden_size": 512}},
+    "-quantiles": {"network": {"quantiles": 32}},
+    "-munchausen": {"update": {"munchausen": 0.9}},
+}
 NUM_DRAWS = 64  # drawn before the clock starts, because sampling is the replay server's work
 WARM_UP_STEPS, WARM_UP_SECONDS = 3, 0.5
 
@@ -50,7 +53,7 @@ class Setting:
     kind: str = "ours"
     """ours: learner.py's step; ours-eager: without a captured graph; eager: plain float32 step; gather: no update."""
     preset: str = "two-cores"
-    """A preset of the agent, or two-cores-nature: that one with a network of the size of Nature's."""
+    """A preset of the agent, or one with an addition, as two-cores-nature: with a network of the size of Nature's."""
     batch_size: int = 64
     """Transitions in a batch; with impala unrolls."""
     threads: int = 1
@@ -61,14 +64,13 @@ class Setting:
 
     def command(self) -> LearnerCommand:
         """Returns the learner's command."""
-        preset = "paper" if self.preset == NO_PRESET else self.preset.removesuffix(NATURE)
+        addition = next((end for end in ADDITIONS if self.preset.endswith(end)), "")
+        preset = "paper" if self.preset == NO_PRESET else self.preset.removesuffix(addition)
         command = with_preset(default_command(LearnerCommand, self.agent), preset)
-        sections: dict[str, dict[str, Any]] = {"update": {"batch_size": self.batch_size}}
+        update: dict[str, Any] = {"batch_size": self.batch_size}
         if self.mix:
-            sections["update"]["mix"] = tuple(self.mix.split())
-        if self.preset.endswith(NATURE):
-            sections["network"] = NATURE_SIZES
-        return with_sections(command, sections)
+            update["mix"] = tuple(self.mix.split())
+        return with_sections(with_sections(command, {"update": update}), ADDITIONS.get(addition, {}))
 
     def samples(self) -> int:
         """Returns the transitions of a step."""

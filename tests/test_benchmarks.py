@@ -175,6 +175,15 @@ def test_ratios_are_to_the_same_setting_and_to_the_better_peer():
     assert msgspec.json.encode(rows)
 
 
+def test_a_presets_name_tells_what_is_added_to_it():
+    usual, nature, quantiles, munchausen = (
+        learner.Setting("ours", f"two-cores{end}", 64).command() for end in ("", "-nature", "-quantiles", "-munchausen")
+    )
+    assert (nature.network.hidden_size, quantiles.network.quantiles, munchausen.update.munchausen) == (512, 32, 0.9)
+    assert quantiles == dataclasses.replace(usual, network=dataclasses.replace(usual.network, quantiles=32))
+    assert munchausen == dataclasses.replace(usual, update=dataclasses.replace(usual.update, munchausen=0.9))
+
+
 @pytest.mark.parametrize("mix", [("queue=1",), ("queue=1/4", "uniform=3/4"), ("uniform=1",)])
 @pytest.mark.parametrize("torso", ["shallow", "deep"])
 def test_the_plain_peer_makes_impalas_update(mix, torso, monkeypatch):
