@@ -177,12 +177,12 @@ def with_ratios(rows: list[Row], basis: str) -> list[Row]:
 def table(rows: list[Row]) -> str:
     """Returns the rows as a table of text."""
     lines = [
-        f"{'preset':16} {'mix':21} {'batch':>5} {'threads':>7} {'kind':12} {'updates/s':>10} {'samples/s':>10} "
+        f"{'preset':20} {'mix':21} {'batch':>5} {'threads':>7} {'kind':12} {'updates/s':>10} {'samples/s':>10} "
         f"{'per CPU-s':>10} {'to eager':>9} {'eager 32':>9} {'to sb3':>9}"
     ]
     for row in sorted(rows, key=lambda row: (row["preset"], row["mix"], row["batch_size"], row["threads"])):
         threads = row["threads"] or "default"
-        line = f"{row['preset']:16} {row['mix']:21} {row['batch_size']:5} {threads:>7} {row['kind']:12}"
+        line = f"{row['preset']:20} {row['mix']:21} {row['batch_size']:5} {threads:>7} {row['kind']:12}"
         if "failed" in row:
             lines.append(f"{line} FAILED: {row['failed'].splitlines()[-1]}")
             continue
