@@ -39,6 +39,7 @@ from benchmarks.replay_frames import make
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 120.0  # added to the time of a process, for loading, filling and warming up
 BASE_BATCH = 32
+WITHOUT_PEER = ("-quantiles", "-munchausen")  # end the names of presets whose losses the plain step does not have
 Row = dict[str, Any]
 
 
@@ -55,7 +56,7 @@ class Options:
     ] = ()
     """Presets of the networks and optimizers. two-cores-nature: with a network of the size of Nature's, which apex-dqn
     has in its preset paper; two-cores-quantiles and -munchausen: apex-dqn's with 32 quantiles or Munchausen's targets,
-    for --kinds ours. impala's preset paper has the deep residual network, which is slow, so ask for it."""
+    which eager leaves out. impala's preset paper has the deep residual network, which is slow, so ask for it."""
     mixes: tuple[str, ...] = ("queue=1", "queue=1/8 uniform=7/8")
     """impala's mixes, each one word."""
     threads: tuple[int, ...] = (1,)
@@ -96,6 +97,7 @@ def settings_of(options: Options) -> list[Setting]:
             Setting(kind, preset, batch_size, t, options.device, options.agent, mix)
             for preset in presets
             for t in threads
+            if kind != "eager" or not preset.endswith(WITHOUT_PEER)
         ]
     return settings
 

@@ -184,6 +184,13 @@ def test_a_presets_name_tells_what_is_added_to_it():
     assert munchausen == dataclasses.replace(usual, update=dataclasses.replace(usual.update, munchausen=0.9))
 
 
+def test_losses_that_the_plain_step_does_not_have_are_not_compared_with_it():
+    options = learner.Options(presets=("two-cores", "two-cores-quantiles", "two-cores-munchausen"), batch_sizes=(64,))
+    settings = learner.settings_of(options)
+    assert [setting.preset for setting in settings if setting.kind == "eager"] == ["two-cores"]
+    assert [setting.preset for setting in settings if setting.kind == "ours"] == list(options.presets)
+
+
 @pytest.mark.parametrize("mix", [("queue=1",), ("queue=1/4", "uniform=3/4"), ("uniform=1",)])
 @pytest.mark.parametrize("torso", ["shallow", "deep"])
 def test_the_plain_peer_makes_impalas_update(mix, torso, monkeypatch):
