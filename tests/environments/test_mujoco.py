@@ -1,6 +1,7 @@
 """DeepMind's control suite as Gymnasium's environments, and pictures of MuJoCo without a screen."""
 
 import ctypes.util
+import os
 import subprocess
 import sys
 
@@ -94,28 +95,37 @@ class OwnCheetah(HalfCheetahEnv):
     """A class of a user's own."""
 
 
-def without_drivers(monkeypatch):
-    """EGL is there as on many servers, and finds no driver."""
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("__EGL_VENDOR_LIBRARY_DIRS", "/nonexistent")
-    monkeypatch.setattr("apexrl.environments.off_screen.LIBRARIES", {"egl": "EGL"})
-    off_screen._fault_of.cache_clear()
+def run_alone(program, **variables):
+    """Runs a program in a process of its own: one that has drawn, or could not, keeps its library."""
+    environment = {**os.environ, **variables}
+    environment.pop(VARIABLE, None)
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, program + done.stderr
 
 
 @pytest.mark.parametrize("env", ["HalfCheetah-v5", "dm_control/cheetah-run-v0"])
-def test_without_a_driver_games_are_played_and_not_drawn(monkeypatch, env):
-    without_drivers(monkeypatch)
-    envs = make_environment(EnvConfig(env), 1, render=True)
-    assert envs.reset(0).shape[0] == 1 and envs.render() is None
-    envs.close()
-    with pytest.raises(ConfigError, match=r"render_mode 'rgb_array': neither EGL nor OSMesa draws .*EGL"):
-        make_game(EnvConfig(env), "rgb_array")
-    off_screen._fault_of.cache_clear()
+def test_without_a_driver_games_are_played_and_not_drawn(env):
+    program = f"""
+from apexrl.config.sections import EnvConfig
+from apexrl.environments import off_screen
+from apexrl.environments.vector import make_environment, make_game
+from apexrl.errors import ConfigError
+off_screen.LIBRARIES = {{"egl": "EGL"}}
+envs = make_environment(EnvConfig("{env}"), 1, render=True)
+assert envs.reset(0).shape[0] == 1 and envs.render() is None
+try:
+    make_game(EnvConfig("{env}"), "rgb_array")
+    raise SystemExit("it draws")
+except ConfigError as error:
+    line = str(error)
+assert line.startswith("render_mode 'rgb_array': neither EGL nor OSMesa draws") and "EGL" in line, line
+"""
+    run_alone(program, __EGL_VENDOR_LIBRARY_DIRS="/nonexistent")  # EGL is there as on many servers, without a driver
 
 
 @pytest.mark.usefixtures("drawn")
 def test_whoever_wants_pictures_gets_a_library_that_draws_them():
-    """In processes of their own: one that has drawn keeps its library."""
     pixels = ('EnvConfig("HalfCheetah-v5", env_kwargs=\'{"render_mode": "rgb_array"}\', '
               'wrapper=("gymnasium.wrappers:AddRenderObservation",), resize=(84,))')  # fmt: skip
     for made in (
@@ -123,16 +133,14 @@ def test_whoever_wants_pictures_gets_a_library_that_draws_them():
         f"make_environment({pixels}, 1)",
         'make_game(EnvConfig("tests.environments.test_mujoco:OwnCheetah-v0"), "rgb_array").unwrapped',
     ):
-        program = f"""
+        run_alone(f"""
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment, make_game
 game = {made}
 seen = game.reset(seed=0)
 picture = game.render() if hasattr(game, "action_space") else seen[0]
 assert picture.std() > 5, picture
-"""
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, made + done.stderr
+""")
 
 
 def test_films_of_the_suite_have_the_speed_of_their_task():
