@@ -16,7 +16,7 @@ from apexrl.extras import why_missing
 
 NAMESPACE = "dm_control/"
 UNLIMITED = 1e10  # mjMAXVAL, which the suite gives as the bound of an actuator that has none
-PICTURE = {"height": 240, "width": 320, "camera_id": 0}
+PICTURE_SIZE = (320, 240)
 
 
 class SuiteTask(gymnasium.Env):
@@ -39,7 +39,11 @@ class SuiteTask(gymnasium.Env):
             near = [other for of, other in suite.ALL_TASKS if of == domain]
             hint = f"tasks of {domain} are {', '.join(near)}" if near else f"say {NAMESPACE}cheetah-run-v0"
             raise ConfigError(f"the suite has no {domain}-{task}: {hint}") from error
+        physics = self._env.physics
+        # It draws nothing itself: a task that changes its terrain would ask for a screen wherever it is played.
+        physics.__class__ = type("Undrawn", (type(physics),), {"contexts": None})
         self.render_mode = render_mode
+        self._viewer: Any = None
         self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep())}
         bounds = self._env.action_spec()
         low, high = (np.broadcast_to(bound, bounds.shape) for bound in (bounds.minimum, bounds.maximum))
@@ -53,6 +57,8 @@ class SuiteTask(gymnasium.Env):
         super().reset(seed=seed)
         if seed is not None:
             self._env.task.random.seed(seed % 2**32)
+        if self._env.physics.model.nhfield:  # another terrain, and a viewer draws the one that it began with
+            self._end_viewer()
         return self._row(self._env.reset()), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
@@ -62,13 +68,28 @@ class SuiteTask(gymnasium.Env):
         return self._row(step), float(step.reward), bool(is_over and not step.discount), is_over, {}
 
     def render(self) -> np.ndarray:
-        """Returns what the task's first camera sees."""
-        picture: np.ndarray = self._env.physics.render(**PICTURE)
+        """Returns what the task's first camera sees.
+
+        Gymnasium's viewer draws it, which takes a library for its first picture; the suite takes one when imported.
+        """
+        if self._viewer is None:
+            from gymnasium.envs.mujoco.mujoco_rendering import OffScreenViewer  # noqa: PLC0415 - as above
+
+            physics = self._env.physics
+            self._viewer = OffScreenViewer(physics.model.ptr, physics.data.ptr, *PICTURE_SIZE)
+        self._viewer.make_context_current()  # that of another copy may be
+        picture: np.ndarray = self._viewer.render("rgb_array", camera_id=0)
         return picture
 
     def close(self) -> None:
         """Ends the simulation."""
+        self._end_viewer()
         self._env.close()
+
+    def _end_viewer(self) -> None:
+        if self._viewer is not None:
+            self._viewer.close()
+            self._viewer = None
 
     @staticmethod
     def _row(step: Any) -> np.ndarray:

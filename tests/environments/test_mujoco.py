@@ -26,7 +26,8 @@ gymnasium.register("OwnCheetah-v0", entry_point="tests.environments.test_mujoco:
 @pytest.fixture
 def drawn(monkeypatch):
     """MuJoCo draws on this machine, and nobody has said by which library."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.delenv(VARIABLE)  # it is as it was after the test, too
     if all(map(off_screen._fault_of, LIBRARIES)):
         pytest.skip("neither EGL nor OSMesa draws here")
 
@@ -140,6 +141,21 @@ game = {made}
 seen = game.reset(seed=0)
 picture = game.render() if hasattr(game, "action_space") else seen[0]
 assert picture.std() > 5, picture
+""")
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("env", ["HalfCheetah-v5", "dm_control/quadruped-escape-v0"])
+def test_a_game_is_filmed_where_another_one_was_played_before(env):
+    """The suite chose its library when it was imported, and on a server it chose the windows' one."""
+    run_alone(f"""
+from apexrl.config.sections import EnvConfig
+from apexrl.environments.vector import make_game
+make_game(EnvConfig("{env}")).reset(seed=0)
+game = make_game(EnvConfig("{env}"), "rgb_array")
+pictures = [game.reset(seed=seed) and game.render() for seed in (0, 1)]
+assert pictures[0].std() > 5 and (pictures[0] != pictures[1]).any(), pictures
+game.close()
 """)
 
 
