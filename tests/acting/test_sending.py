@@ -10,6 +10,7 @@ from apexrl.errors import PeerError, PeerRefused, PeerTimeout
 from apexrl.lifecycle import Stop
 from apexrl.types import Episode, StreamUnrolls
 from apexrl.unroll import UnrollCodec
+from tests.system.processes import wait_for
 
 
 class Client:
@@ -102,8 +103,10 @@ def test_every_stream_is_sent_in_order_with_its_own_header(client, sending, spec
 def test_no_more_is_queued_than_the_bound_while_the_replay_takes_nothing(client, sending, spec, make_unroll):
     sender, *_ = sending
     unrolls, _ = round_of(spec, make_unroll, 0)
-    taken = [sender.offer(unrolls) for _ in range(MAX_QUEUED + 4)]
-    assert sum(taken) == MAX_QUEUED + 1  # one is being sent
+    assert sender.offer(unrolls)
+    wait_for(sender._queue.empty, 100, "the first ones, which are being sent")
+    taken = [sender.offer(unrolls) for _ in range(MAX_QUEUED + 3)]
+    assert sum(taken) == MAX_QUEUED
     assert taken == sorted(taken, reverse=True)
     client.gate.set()
     while not sender.offer(unrolls):

@@ -61,19 +61,21 @@ def test_nothing_is_asked_again_while_answers_come(by_hand, spec, context, monke
     subscribed(by_hand, client, spec)
     steps, asked = iter(client.fetching(range(5), 100)), []
 
-    def step(seconds):
-        now[0] += seconds
-        for _ in range(20):
-            client._client.connection.wait(0.01)
+    def step_until(is_done, seconds=0.0):
+        def step():
             next(steps)
-        asked.extend(m.numbers for m in by_hand.heard() if isinstance(m, wire.Fetch))
+            asked.extend(m.numbers for m in by_hand.heard() if isinstance(m, wire.Fetch))
+            return is_done()
 
-    step(0)
+        now[0] += seconds
+        wait_for(step, 20, "a question or an answer")
+
+    step_until(lambda: asked)
     for number in range(4):
         by_hand.say(wire.Fetched(0, number, False), b"", b"")
-        step(1.5)
+        step_until(lambda: client._fetches[0].heard_seconds == now[0], 1.5)
     assert asked == [(0, 1, 2, 3, 4)]
-    step(2.5)
+    step_until(lambda: len(asked) > 1, 2.5)
     assert asked == [(0, 1, 2, 3, 4), (4,)]
     steps.close()
     client.close()

@@ -236,6 +236,7 @@ def test_a_descriptor_says_when_a_batch_has_come(make):
     check(client.sample("any", 0), 1)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # which Python 3.12 says to a fork
 def test_clients_and_servers_close_once_and_not_in_a_fork(server):
     spec = spec_of(layout_of(FIELDS))
     with (

@@ -24,7 +24,7 @@ def test_a_client_whose_key_was_refused_gets_in_once_it_is_known(keys, strange, 
         stack.callback(actor.close)
         stack.callback(reader.close)
         with pytest.raises(PeerError, match="does not accept our key"):
-            actor.connect(2.0)
+            actor.connect(4.0)
         with pytest.raises(PeerError):
             reader.statistics(2.0)
         for role in rings:
@@ -42,7 +42,7 @@ def test_a_client_reads_the_key_of_its_server_again(keys, strange, start_server,
         client = InsertClient(server.actor_endpoint, "new", spec, 1, Keyring(own, "actor"), context)
         with contextlib.closing(client):
             with pytest.raises(PeerError, match="we its public key"):
-                client.connect(2.0)
+                client.connect(4.0)
             (own / "replay.public").unlink()
             with pytest.raises(PeerError):
                 client.connect(2.0)

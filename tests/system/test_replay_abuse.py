@@ -160,19 +160,21 @@ def test_a_peer_that_floods_and_never_reads_costs_bounded_memory(tmp_path, free_
     assert peak < before + FLOOD_MB
 
 
-def serve_unread(port, monitor_seconds):
+def serve_unread(port, monitor_seconds, is_bound):
     """A process with a server's socket that is never read."""
     sockets.HEARTBEAT_SECONDS = 1
     server = sockets.make_socket(zmq.Context(), zmq.ROUTER)
     server.rcvhwm = 10
     sockets.bind(server, HOST, port)
+    is_bound.set()
     time.sleep(monitor_seconds)
 
 
 def test_a_peer_that_dies_with_its_queue_full_does_not_take_the_server_along(free_ports):
-    port = free_ports(1)[0]
-    server = SPAWN.Process(target=serve_unread, args=(port, 4), daemon=True)
+    port, is_bound, num_full = free_ports(1)[0], SPAWN.Event(), 0
+    server = SPAWN.Process(target=serve_unread, args=(port, 4, is_bound), daemon=True)
     server.start()
+    assert is_bound.wait(300)
     context = zmq.Context()
     link = dealer(context, port, b"doomed", sndhwm=10)
     deadline = time.monotonic() + 1.5
@@ -180,11 +182,12 @@ def test_a_peer_that_dies_with_its_queue_full_does_not_take_the_server_along(fre
         try:
             link.send(bytes(100_000), zmq.NOBLOCK)
         except zmq.Again:
+            num_full += 1
             time.sleep(0.01)
     context.destroy(linger=0)
-    server.join(30)
+    server.join(300)
     print(f"\na peer dies with its queue full: the server's process ended with {server.exitcode}")
-    assert server.exitcode == 0
+    assert num_full and server.exitcode == 0
 
 
 def test_an_insert_far_larger_than_its_unroll_is_not_stored(tmp_path, free_ports):
