@@ -1,7 +1,6 @@
 import math
 import subprocess
 import sys
-import types
 import typing
 from pathlib import Path
 from types import SimpleNamespace
@@ -246,7 +245,7 @@ def test_the_newest_parameters_are_played_when_they_are_due_and_the_last_ones_at
     assert newest_when_due(Subscriber(first, None, second, last, first), math.inf, 100.0, Stop()) == last
     assert newest_when_due(Subscriber(first, b"malformed"), math.inf, 100.0, Stop()) == b"malformed"
     subscriber = Subscriber(first, None, second)
-    clock = types.SimpleNamespace(monotonic=lambda: -len(subscriber.values))  # a look takes a second
+    clock = SimpleNamespace(monotonic=lambda: -len(subscriber.values))  # a look takes a second
     monkeypatch.setattr(evaluation, "time", clock)
     assert newest_when_due(subscriber, 0.0, 100.0, Stop()) == second
 
