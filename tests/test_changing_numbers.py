@@ -127,6 +127,13 @@ def test_a_schedule_survives_the_command_line():
     assert parse(LearnerCommand, ["--learning-rate", "5:5"]).update.learning_rate == 5.0
 
 
+@pytest.mark.parametrize("preset", ["two-cores", "gpu"])
+@pytest.mark.parametrize("agent", ["apex-dqn", "impala", "impact", "pqn", "r2d2"])
+def test_the_presets_of_atari_let_the_rate_fall(agent, preset):
+    command = parse(RunCommand, ["--agent", agent, "--preset", preset])
+    assert schedules_of(command.update)["learning_rate"].end == 0
+
+
 MAY_CHANGE = {
     "impala": {"value_cost", "entropy_cost", "entropy_target", "policy_cloning_cost", "value_cloning_cost"},
     "impact": {"value_cost", "entropy_cost", "entropy_target", "policy_cloning_cost", "value_cloning_cost",

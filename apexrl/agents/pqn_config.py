@@ -45,6 +45,7 @@ class PqnUpdate(UpdateConfig):
 
 
 TWO_CORES: Preset = {
+    "update": {"learning_rate": "2.5e-4:0"},
     "network": {"channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 200_000, "min_size_to_sample": 2_000},
     "learning": {"publish_period_updates": 1, "publish_period_seconds": 0.2, "prefetch_batches": 2},

@@ -66,7 +66,7 @@ PAPER: Preset = {
 
 TWO_CORES: Preset = {
     "algorithm": {"gamma": 0.99, "unroll_starts": 20, "lstm_size": 256},
-    "update": {"batch_size": 8, "replay_state": "burn-in:20", "learning_rate": 2.5e-4, "optimizer_epsilon": 1e-5,
+    "update": {"batch_size": 8, "replay_state": "burn-in:20", "learning_rate": "2.5e-4:0", "optimizer_epsilon": 1e-5,
                "target_period_updates": 500},
     "network": {"channels": (16, 32, 32), "hidden_size": 256},
     "replay": {"capacity": 400_000, "min_size_to_sample": 15_000, "samples_per_insert": 1.0, "priority_exponent": 0.9,
