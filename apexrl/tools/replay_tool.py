@@ -172,14 +172,15 @@ def _damages_of(segment: Segment, identity: LogIdentity) -> Iterator[tuple[int, 
     header, unfinished = segment.found.header, segment.unfinished_bytes
     for damage in segment.found.damages[: -1 if unfinished else None]:
         yield damage.offset, f"{damage.num_bytes} bytes are no record"
-    expected = FORMAT, first_number_of(segment.path), identity.spec
     if header is None and not (segment.is_last and unfinished == len(segment.data)):
         yield 0, "no header can be read"
     if header is None:
         return
-    is_of_log = header.log in (identity.log, *identity.ancestors)
-    if not is_of_log or (header.format, header.first_number, header.spec) != expected:
-        yield 0, f"{header} is not what log.json and the file's name say"
+    fits = {"log": header.log in (identity.log, *identity.ancestors), "format": header.format == FORMAT,
+            "first unroll": header.first_number == first_number_of(segment.path),
+            "spec": header.spec == identity.spec}  # fmt: skip
+    if others := [name for name, is_same in fits.items() if not is_same]:
+        yield 0, f"its header has another {' and '.join(others)} than log.json and the file's name"
 
 
 def _fault_of(entry: Entry, sizes: InsertSizes, codec: UnrollCodec | None) -> str:

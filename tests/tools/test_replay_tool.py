@@ -146,7 +146,8 @@ def test_a_file_under_another_name_or_of_another_log_is_damaged(written, spec):
     second.write_bytes(segment.pack_header(other) + second.read_bytes()[len(header) :])
     status, text = tool("verify", written)
     assert status == 1 and "2 damages" in text
-    assert "unrolls-0000000000000001.log: offset 0: " in text and f"{second.name}: offset 0: " in text
+    assert "unrolls-0000000000000001.log: offset 0: its header has another first unroll than log.json" in text
+    assert f"{second.name}: offset 0: its header has another log than log.json" in text
 
 
 def test_what_is_no_file_of_unrolls_is_named_and_left_out(written, tmp_path):
