@@ -25,6 +25,7 @@ from apexrl.children import PARENT_VARIABLE, start_child
 from apexrl.config.commands import ActorCommand
 from apexrl.config.words import flag_of, words_of
 from apexrl.environments.actions import Actions
+from apexrl.environments.fitting import UnfitError, fitted
 from apexrl.environments.observations import presenter
 from apexrl.environments.vector import WATCHED, clips_rewards, make_game
 from apexrl.errors import ApexError, ConfigError
@@ -219,9 +220,7 @@ class Agent:
         Raises: ValueError when the observation is of another space, the number of environments changes, or it is not
           that of `starts` or `rewards`.
         """
-        observation = _in_dtypes(self.observation_space, observation)
-        is_one = self._boundless.contains(observation)
-        found = [observation] if is_one else self._batch(observation)
+        found, is_one = self._observations(_in_dtypes(self.observation_space, observation))
         if not all(map(self.observation_space.contains, found)):  # which environments may leave in training, too
             warnings.warn(f"an observation is out of bounds: {self._needed}", stacklevel=2)
         frames = np.stack([self._present(one) for one in found])
@@ -240,14 +239,17 @@ class Agent:
         actions = self._actions.taken(clipped(actions, bounds) if bounds else actions)
         return actions[0] if is_one else actions
 
-    def _batch(self, observations: Any) -> list[Any]:
-        leaf = observations
-        while isinstance(leaf, Mapping | tuple) and leaf:
-            leaf = next(iter(leaf.values())) if isinstance(leaf, Mapping) else leaf[0]
-        batched = batch_space(self._boundless, len(leaf)) if np.ndim(leaf) and len(leaf) else None
-        if batched is None or not batched.contains(observations):
-            raise ValueError(f"neither an observation of {self.observation_space} nor a batch of them: {self._needed}")
-        return list(iterate(batched, observations))
+    def _observations(self, given: Any) -> tuple[list[Any], bool]:
+        """Returns the observations that were given, and whether that is one alone: in another form, as training has."""
+        if self._boundless.contains(given):
+            return [given], True
+        count = _count(self._boundless, given)
+        if count and (batched := batch_space(self._boundless, count)).contains(given):
+            return list(iterate(batched, given)), False
+        with contextlib.suppress(UnfitError):
+            if self._boundless.contains(one := fitted(self._boundless, given)):
+                return [one], True
+        raise ValueError(f"neither an observation of {self.observation_space} nor a batch of them: {self._needed}")
 
 
 def load(path: str | Path, trust: bool = False, which: Which = "best") -> Agent:
@@ -271,14 +273,27 @@ def load(path: str | Path, trust: bool = False, which: Which = "best") -> Agent:
 
 
 def _boundless(space: gymnasium.Space) -> gymnasium.Space:
-    """Returns a space whose boxes of floats have no bounds."""
+    """Returns a space whose boxes have the bounds of their types."""
     if isinstance(space, Dict):
         return Dict({key: _boundless(inner) for key, inner in space.items()})
     if isinstance(space, Tuple):
         return Tuple(map(_boundless, space))
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):
         return Box(-np.inf, np.inf, space.shape, space.dtype.type)
+    if isinstance(space, Box) and np.issubdtype(space.dtype, np.integer):
+        limits = np.iinfo(space.dtype)
+        return Box(limits.min, limits.max, space.shape, space.dtype.type)
     return space
+
+
+def _count(space: gymnasium.Space, batch: Any) -> int:
+    """Returns how many observations of a space a batch may have; 0 where it is none."""
+    if isinstance(space, Dict):
+        shared = [key for key in space if isinstance(batch, Mapping) and key in batch]
+        return _count(space[shared[0]], batch[shared[0]]) if shared else 0
+    if isinstance(space, Tuple):
+        return _count(space[0], batch[0]) if isinstance(batch, tuple) and batch and len(space) else 0
+    return len(batch) if isinstance(batch, list | tuple) or np.ndim(batch) else 0
 
 
 def _in_dtypes(space: gymnasium.Space, observation: Any) -> Any:

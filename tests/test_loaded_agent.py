@@ -166,6 +166,33 @@ def test_an_environment_may_leave_its_bounds_as_in_training(loaded, name):
     assert actor.seen[0].frames[0, :3].tolist() == [101] * 3
 
 
+@pytest.mark.parametrize(
+    ("env", "observation", "frame"),
+    [
+        ("Untrue-bytes-v0", np.uint8([7, 1]), [7, 1]),
+        ("Untrue-integers-v0", np.int64([-9, 1]), [-9, 1]),
+        ("Scalar-in-dict-v0", {"a": 0.5, "k": np.float32(1)}, [0.5, 0, 1, 0]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:an observation is out of bounds")
+def test_what_training_takes_is_taken(loaded, env, observation, frame):
+    """Whole numbers beyond the bounds of their box, and numbers of another form."""
+    flags = ["--env", f"tests.environments.odd_envs:{env}"]
+    agent, actor = loaded(flags, [0])
+    agent.act(observation)
+    assert actor.seen[0].frames.tolist() == [frame]
+
+
+@pytest.mark.parametrize("env", ["Text-first-v0", "One-of-v0"])
+def test_a_vector_is_counted_by_its_space(loaded, env):
+    """The batch of a text, or of one of several spaces, is a tuple."""
+    agent, actor = loaded(["--env", f"tests.environments.odd_envs:{env}"], [0])
+    envs = gymnasium.vector.SyncVectorEnv([agent.make_environment] * 2)
+    assert agent.act(envs.reset(seed=0)[0]).tolist() == [0, 0]
+    assert len(actor.seen[0].frames) == 2
+    envs.close()
+
+
 @pytest.mark.parametrize("name", ["by_function", "ByClass"])
 def test_a_change_written_as_function_or_as_class_takes_the_same_observations(loaded, name):
     agent, actor = loaded(own("Drift-v0", name), [0])

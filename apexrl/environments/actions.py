@@ -61,6 +61,10 @@ class Actions:
                 return actions.astype(self.space.dtype) + int(self.space.start)
         return self._table[actions]
 
+    def rounded(self, actions: np.ndarray) -> np.ndarray:
+        """Returns actions [E] or [E, action size] as precise as the environment's own are: those of float16 are less."""
+        return actions.astype(self.space.dtype).astype(np.float32) if self.space.dtype == np.float16 else actions
+
     def had(self, actions: np.ndarray) -> np.ndarray:
         """Returns N actions of the environment's own step as agents have them: [N] int32, or [N, size] float32.
 

@@ -77,7 +77,7 @@ class GymnasiumEnvironment:
         """Stores the actions [E] or [E, action size] with which `receive` steps; returns them as they are taken."""
         own = taken(actions, self._games.steps, self.spec.num_actions, self.spec.action_bounds)
         self._actions = self._own_actions.taken(own)  # which an environment may change
-        return own
+        return self._own_actions.rounded(own)
 
     def receive(self) -> TimeSteps:
         """Takes one step in every environment."""
@@ -141,9 +141,10 @@ class GymnasiumEnvironment:
 
         Raises: ApexError when one holds no finite number, or a whole number that is another one in float32.
         """
+        with np.errstate(over="ignore"):
+            frames = observations.astype(self.spec.frame_dtype)
         if self.spec.frame_dtype == "float32":
-            self._check("an observation", observations, np.abs(observations) <= LARGEST_VALUE, FINITE)
-        frames = observations.astype(self.spec.frame_dtype)
+            self._check("an observation", observations, np.abs(frames) <= LARGEST_VALUE, FINITE)
         if observations.dtype.kind not in ("f", frames.dtype.kind):
             self._check("an observation", observations, frames == observations, EXACT)
         return frames

@@ -34,11 +34,12 @@ def presented(env: Any, config: EnvConfig, notes: set[str]) -> Any:
         raise ConfigError(f"{flags}: these are for pictures, and {config.env} has observations {env.observation_space}")
     if isinstance(env.observation_space, Dict):
         kept = [key for key, space in env.observation_space.items() if _is_flattenable(space)]
-        dropped = sorted(set(env.observation_space) - set(kept))
+        dropped = sorted(map(str, set(env.observation_space) - set(kept)))
         if kept and dropped:
             notes.add(f"observations without {', '.join(dropped)}, which cannot be flattened")
-            env = gymnasium.wrappers.FilterObservation(env, kept)
-        if pictures := [key for key in kept if _is_picture(env.observation_space[key])]:
+            shown = Dict({key: env.observation_space[key] for key in kept})  # keys that are no words, too
+            env = gymnasium.wrappers.TransformObservation(env, lambda seen: {key: seen[key] for key in kept}, shown)
+        if pictures := [str(key) for key in kept if _is_picture(env.observation_space[key])]:
             alone = "a --wrapper that shows it alone keeps it a picture, and a --network sees both"
             notes.add(f"{' and '.join(pictures)} becomes part of a vector; {alone}")
     if config.action_mask:

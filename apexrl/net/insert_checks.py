@@ -129,7 +129,7 @@ def why_impossible(spec: StreamSpec) -> str:
     if not (spec.unroll_starts >= 1 and spec.stacked_frames >= 1):
         return f"counts below 1 in {spec}"
     if min(spec.frame_shape, default=1) < 1:
-        return f"frames of shape {spec.frame_shape} are not supported"
+        return f"{spec.env} has observations {spec.frame_shape}, which are no numbers at all"
     if bool(spec.num_actions) == bool(spec.action_bounds):
         return f"{spec.env} needs either num_actions from 1 or action_bounds, not both or neither"
     if spec.action_bounds and (needed := needed_of(spec.action_bounds)):

@@ -75,7 +75,10 @@ def make_torso(
     if len(shape) <= 1:
         return Perceptron(spec, hidden_size, activation)
     if len(shape) > 3:
-        raise ConfigError(f"{spec.env} has observations {shape}: only vectors and pictures are supported")
+        raise ConfigError(
+            f"{spec.env} has observations {shape}, which are neither vectors nor pictures: give a --network of your "
+            "own, or --wrapper gymnasium.wrappers:FlattenObservation"
+        )
     if min(shape[:2]) >= SMALLEST_SCREEN:
         return ResidualTorso(spec, conv_channels) if kind == "deep" else NatureTorso(spec, conv_channels)
     return SmallTorso(spec, conv_channels)

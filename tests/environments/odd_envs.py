@@ -10,7 +10,7 @@ from functools import partial
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, OneOf, Text, Tuple
 
 from apexrl.environments.catch import Catch
 
@@ -85,9 +85,9 @@ def make_mission(direction=2):
 class Given(Odd):
     """Gives an observation and a reward that its arguments choose, or hangs, from its third step on or a later one."""
 
-    def __init__(self, observation=0.5, reward=1.0, hangs=False, sound_steps=2):
-        super().__init__(Box(-np.inf, np.inf, (2,), np.float64), np.zeros(2))
-        self._given = np.array([0, observation], np.float64), float(reward)
+    def __init__(self, observation=0.5, reward=1.0, hangs=False, sound_steps=2, dtype="float64"):
+        super().__init__(Box(-np.inf, np.inf, (2,), np.dtype(dtype)), np.zeros(2, dtype))
+        self._given = np.array([0, observation]).astype(dtype), float(reward)
         self._hangs, self._steps, self._sound_steps = hangs, 0, sound_steps
 
     def step(self, action):
@@ -238,6 +238,13 @@ SPACES = {
     "Words-in-dict-v0": Dict({"mission": Words()}),
     "Channels-last-v0": Box(0, 255, (96, 96, 3), np.uint8),
     "Board-v0": Box(0, 1, (8, 8, 111), np.uint8),
+    "Untrue-bytes-v0": Box(0, 1, (2,), np.uint8),
+    "Untrue-integers-v0": Box(0, 5, (2,), np.int64),
+    "Scalar-in-dict-v0": Dict({"a": Box(-1, 1, (1,)), "k": Discrete(3)}),
+    "Text-first-v0": Dict({"a": Text(5), "b": Box(-1, 1, (2,))}),
+    "One-of-v0": OneOf([Discrete(2), Box(-1, 1, (3,))]),
+    "Numbered-keys-v0": Dict({1: Box(-1, 1, (2,)), 2: Text(3), 3: Box(0, 255, (20, 20, 3), np.uint8)}),
+    "Four-dimensions-v0": Box(0, 1, (2, 2, 2, 2)),
     "Text-in-dict-v0": Dict({"a": Box(0, 1, (2,)), "t": Text(5), "both": Tuple((Text(5), Discrete(2)))}),
 }
 ACTIONS = {
@@ -248,6 +255,7 @@ ACTIONS = {
     "Many-actions-v0": MultiDiscrete([2, 3]),
     "Steps-v0": MultiDiscrete([3, 2], start=[-1, 1]),
     "Shifted-v0": Discrete(3, start=-1),
+    "Halves-v0": Box(-3, 3, (2,), np.float16),
     "Six-v0": Box(-0.1, 0.1, (2, 3), np.float64),
     "Few-switches-v0": MultiBinary(3),
     "Switches-v0": MultiBinary((3, 4)),

@@ -6,7 +6,9 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from apexrl.bounds import clipped
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.actions import Actions
+from apexrl.environments.vector import make_environment
 from apexrl.errors import ConfigError
 
 FLOAT32 = np.finfo(np.float32)
@@ -32,6 +34,16 @@ def test_actions_of_every_shape_are_given_back(space, bounds, own, taken):
     assert back.dtype == (np.float32 if bounds else np.int32) and back.tolist() == own.tolist()
     assert all(space.contains(np.asarray(action)) for action in gymnasium.vector.utils.iterate(
         gymnasium.vector.utils.batch_space(space, len(own)), actions.taken(own)))  # fmt: skip
+
+
+@pytest.mark.parametrize("env", ["Halves-v0", "Vector-actions-v0"])
+def test_what_an_environment_gets_is_what_the_log_has(env):
+    """An environment whose actions are less precise than float32, too."""
+    envs = make_environment(EnvConfig(f"tests.environments.odd_envs:{env}"), 1)
+    envs.reset(seed=0)
+    logged = envs.send(np.float32([[-0.0726944, 2.242228]]))
+    assert logged.dtype == np.float32 and envs.receive().frames.tolist() == logged.tolist()
+    envs.close()
 
 
 def test_several_discrete_numbers_are_one_with_each_combination_once():

@@ -81,6 +81,12 @@ def test_a_video_is_as_fast_as_the_game(env, expected):
     envs.close()
 
 
+def test_a_dictionary_may_have_keys_that_are_no_words(caplog):
+    frame, _ = first_frame(EnvConfig(f"{ODD}:Numbered-keys-v0"))
+    assert frame.shape == (2 + 20 * 20 * 3,)
+    assert "without 2, which cannot be flattened" in caplog.text and "3 becomes part of a vector" in caplog.text
+
+
 def test_names_of_actions_that_a_wrapper_takes_away_are_left_out():
     assert first_frame(EnvConfig("Catch-v0"))[1].action_names == ("left", "stay", "right")
     spec = first_frame(EnvConfig("Catch-v0", wrapper=(f"{ODD}:without_the_last_action",)))[1]
@@ -172,6 +178,8 @@ def test_an_id_like_no_other_gets_an_example():
         ('{"observation": NaN}', "gave nan at 1 of an observation, in step 3 of an episode"),
         ('{"observation": -Infinity}', "gave -inf at 1 of an observation, in step 3"),
         ('{"observation": 1e39}', "gave 1e.39 at 1 of an observation"),
+        ('{"observation": Infinity, "dtype": "float16"}', "gave inf at 1 of an observation"),
+        ('{"observation": -9223372036854775808, "dtype": "int64"}', "gave -9223372036854775808 at 1 of an observation"),
         ('{"reward": NaN}', "gave nan as a reward, in step 3 of an episode: a finite number up to 1e.12 is needed"),
         ('{"reward": Infinity}', "gave inf as a reward"),
     ],
