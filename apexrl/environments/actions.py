@@ -62,7 +62,7 @@ class Actions:
         return self._table[actions]
 
     def rounded(self, actions: np.ndarray) -> np.ndarray:
-        """Returns actions [E] or [E, action size] as precise as the environment's own are: those of float16 are less."""
+        """Returns actions [E] or [E, action size] with the precision of the environment's own: float16 has less."""
         return actions.astype(self.space.dtype).astype(np.float32) if self.space.dtype == np.float16 else actions
 
     def had(self, actions: np.ndarray) -> np.ndarray:

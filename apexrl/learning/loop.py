@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from apexrl.agents.families import family_of, implementation
+from apexrl.agents.families import family_of
 from apexrl.clocks import time_of_day
 from apexrl.config.commands import LearnerCommand, OfflineCommand
 from apexrl.config.flags import explicit_replay, wants_of
@@ -35,7 +35,7 @@ from apexrl.learning.record.status_file import LAST_EVALUATION
 from apexrl.learning.results import Results, learner_metrics
 from apexrl.learning.sharing import Beginning, beginning, shards_of, share_of, totals
 from apexrl.learning.updates.team import RankStanding, Team, may_update, scale_of, who_is_late
-from apexrl.learning.updates.updater import Pending, Updater
+from apexrl.learning.updates.updater import Pending, Updater, make_updater
 from apexrl.learning.waiter import SAID_SECONDS, Waiter
 from apexrl.lifecycle import Stop, Stopwatch, switch_threads_often
 from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
@@ -192,14 +192,7 @@ class LearnerLoop:
                 if (store := replica.store) is not None:  # else the replay has begun again just now
                     updater.prepare(store, replica.shard)
             has_finished = self.update(updater, replicas, record, spec, stop)
-            self._speak(updater, replicas, record, RankStanding(reports=True), 0.0)
-            self._team.check_equal(updater.state_dict())
-            if record is not None:
-                seconds = command.learning.final_evaluation_seconds if updater.num_updates else 0.0
-                if has_finished and seconds and not stop.is_set():
-                    record.checkpoint(updater)
-                    self.evaluate_last(updater, replicas, record, stop)
-                record.last_checkpoint(updater)
+            self.end(updater, replicas, record, stop, has_finished)
             return has_finished
         finally:
             if record is not None:
@@ -277,6 +270,21 @@ class LearnerLoop:
                 next_checkpoint = now + (period if is_kept else min(period, RETRY_SECONDS))
         self._arrivals.collect(0)
         return has_finished
+
+    def end(
+        self, updater: Updater, replicas: Replicas, record: RunRecord | None, stop: Stop, has_finished: bool
+    ) -> None:
+        """Says and keeps what the last update has left; the network of a finished run is evaluated before."""
+        seconds = self._command.learning.final_evaluation_seconds
+        if has_finished and updater.num_updates and seconds and not stop.is_set():
+            self._waits_for = LAST_EVALUATION  # the first status of a learner that came back for this alone says so
+        self._speak(updater, replicas, record, RankStanding(reports=True), 0.0)
+        self._team.check_equal(updater.state_dict())
+        if record is not None:
+            if self._waits_for == LAST_EVALUATION:
+                record.checkpoint(updater)
+                self.evaluate_last(updater, replicas, record, stop)
+            record.last_checkpoint(updater)
 
     def evaluate_last(self, updater: Updater, replicas: Replicas, record: RunRecord, stop: Stop) -> None:
         """Publishes the last parameters, and waits until they are evaluated, for a limited time."""
@@ -384,17 +392,3 @@ class LearnerLoop:
         if self._device.type == "cuda":
             metrics["system/gpu_memory_bytes"] = float(torch.cuda.memory_reserved(self._device))
         return metrics
-
-
-def make_updater(
-    command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream, team: Team | None = None,
-    moments: RunMoments | None = None,
-) -> Updater:  # fmt: skip
-    """Returns an updater with new networks, which follow from the seed; those of a team begin with the first one's."""
-    if moments is not None:
-        moments.begin(spec)
-    torch.manual_seed(command.seed + (0 if team is None else team.rank))  # the noise of updates is each learner's own
-    make = implementation(family_of(command.agent)).make_learner
-    with device_stream.exclusive():
-        learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)
-    return Updater(learner, device_stream, team, moments)

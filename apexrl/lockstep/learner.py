@@ -9,11 +9,11 @@ from apexrl.config.commands import LearnerCommand
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.goal import Courses, is_complete
-from apexrl.learning.loop import make_updater
 from apexrl.learning.record.metrics import episode_sums, returns_by_exploration
 from apexrl.learning.record.run_page import about
 from apexrl.learning.record.run_record import RunRecord
 from apexrl.learning.results import Results, learner_metrics
+from apexrl.learning.updates.updater import make_updater
 from apexrl.lifecycle import Stop
 from apexrl.lockstep.local_log import LocalLog
 from apexrl.networks.device_stream import DeviceStream

@@ -332,6 +332,24 @@ def evaluation_of(version):
     return Evaluation(version, 0.0, (1.0,), (1,), 1.0)
 
 
+@pytest.mark.parametrize(("has_finished", "is_stopped", "said"), [
+    (True, False, [LAST_EVALUATION, "evaluated"]), (True, True, [""]), (False, False, [""]),
+])  # fmt: skip
+def test_the_first_status_at_the_end_says_that_an_evaluation_is_awaited(
+    make_loop, spec, monkeypatch, has_finished, is_stopped, said
+):
+    """The launcher ends a run whose time is over and whose learner, perhaps started again, waits for nothing."""
+    loop, stop, words = make_loop(final_evaluation_seconds=5.0), Stop(), list[str]()
+    monkeypatch.setattr(loop, "_speak", lambda *told: words.append(loop._waits_for))
+    monkeypatch.setattr(loop, "evaluate_last", lambda *told: words.append("evaluated"))
+    if is_stopped:
+        stop.set()
+    updater, record = Updater(spec, DeviceStream(CPU), Replica(stop, 0)), mock.MagicMock()
+    updater.num_updates = 7
+    loop.end(updater, updater.replica, record, stop, has_finished)
+    assert words == said and record.last_checkpoint.called
+
+
 def test_a_run_ends_when_its_last_network_is_evaluated(end_with, monkeypatch):
     monkeypatch.setattr(learning_loop, "BATCH_WAIT_SECONDS", 0.0)
     waits = end_with([None, evaluation_of(5), None, evaluation_of(7)])

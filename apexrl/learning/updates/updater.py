@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from apexrl.agents.contract import Batches, Learner, Outcome
+from apexrl.agents.families import family_of, implementation
+from apexrl.config.commands import LearnerCommand
 from apexrl.errors import ApexError, ConfigError
 from apexrl.learning.experience.draw import Draw, SampledKeys
 from apexrl.learning.experience.run_moments import RunMoments
@@ -19,6 +21,7 @@ from apexrl.learning.updates.update_graph import Inputs, Parts, UpdateGraph, Wor
 from apexrl.networks.checkpoint import ACTING
 from apexrl.networks.device_stream import DeviceStream, Event, wait
 from apexrl.networks.headers import LEARNING
+from apexrl.types import StreamSpec
 
 NUM_UPDATES = LEARNING + "num_updates"  # a tensor where not every update takes a step of all parts
 FOLLOWED_UPDATES = 100  # from one update at which the normalizer follows what was seen to the next
@@ -325,3 +328,17 @@ def _check_sizes(results: Iterable[tuple[Result, Tensor]], batches: Batches, num
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> torch.Size | None:
     return tensors[name].shape if name in tensors else None
+
+
+def make_updater(
+    command: LearnerCommand, spec: StreamSpec, device_stream: DeviceStream, team: Team | None = None,
+    moments: RunMoments | None = None,
+) -> Updater:  # fmt: skip
+    """Returns an updater with new networks, which follow from the seed; those of a team begin with the first one's."""
+    if moments is not None:
+        moments.begin(spec)
+    torch.manual_seed(command.seed + (0 if team is None else team.rank))  # the noise of updates is each learner's own
+    make = implementation(family_of(command.agent)).make_learner
+    with device_stream.exclusive():
+        learner = make(command.algorithm, command.network, command.update, spec, device_stream.device)
+    return Updater(learner, device_stream, team, moments)
