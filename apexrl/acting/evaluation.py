@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -82,6 +83,7 @@ class Evaluator:
         stop: Ending,
         is_filmed: bool,
         hurry: Ending | None = None,
+        tell: Callable[[Evaluation], None] = lambda evaluation: None,
     ) -> Evaluation | None:
         """Plays the configured number of games; None when stopped before they end. Figures go to `report` meanwhile.
 
@@ -91,6 +93,7 @@ class Evaluator:
           encoded: the parameters as they came, for the learner to keep where they are the best.
           is_filmed: draw the first game while all are played, which holds up the others; `film` does not.
           hurry: ends those other games, too; then the first ones are told, and the parameters are not kept.
+          tell: gets the first games of a run's last network so, before the others, which may come too late.
         """
         started = time.monotonic()
         version, agent = parameters.header.params_version, self._actor(parameters)
@@ -100,9 +103,16 @@ class Evaluator:
         recorder = self._recorder(version) if is_filmed else None
         games = self._play(agent, (version, *self._own_key), recorder, report, stop)
         film = self._finished(recorder) if recorder else {}
+
+        def told(games: Games, kept: bytes) -> Evaluation:
+            counted = agent.evaluation_exploration, tuple(games.returns), tuple(games.steps)
+            return Evaluation(version, *counted, time.monotonic() - started, parameters=kept, **film)
+
         if games is not None and self._may_be_best(games, version):
             count = len(games.returns)
             logger.info("update %d: mean %.2f of %d may be the best: as many more games", version, games.mean, count)
+            if parameters.header.is_last:
+                tell(told(games, b""))
             others = self._play(agent, (version, 1), None, report, hurry or stop)
             if others is None and stop.is_set():
                 return None
@@ -114,10 +124,7 @@ class Evaluator:
         if is_sure:
             self._best = games.mean if self._best is None else max(self._best, games.mean)
         self._played += 1
-        seconds = time.monotonic() - started
-        returns, steps = tuple(games.returns), tuple(games.steps)
-        kept, exploration = encoded if is_sure else b"", agent.evaluation_exploration
-        return Evaluation(version, exploration, returns, steps, seconds, parameters=kept, **film)
+        return told(games, encoded if is_sure else b"")
 
     def film(self, parameters: Parameters, stop: Ending) -> dict[str, Any]:
         """Plays a game from the start of an evaluation's first one, or its beginning until the stop, and films it.
@@ -233,7 +240,8 @@ def follow(command: ActorCommand, stop: Stop) -> None:
             giving_way = GivingWay(stop, subscriber, encoded, math.inf if header.params_version else next_due)
             ends, is_drawn = stop if header.params_version else giving_way, is_filmed and header.is_last
             try:
-                outcome = evaluator.evaluate(parameters, encoded, report, ends, is_drawn, giving_way)
+                tell = functools.partial(_tell, metrics, header.run, checksum(encoded))
+                outcome = evaluator.evaluate(parameters, encoded, report, ends, is_drawn, giving_way, tell)
             except WireError as error:
                 subscriber.drop(error)
                 continue
@@ -242,8 +250,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
                 logger.info("update 0: its evaluation gives way to that of newer parameters")
             if outcome is not None:
                 due, played = next_due, header
-                told = msgspec.structs.replace(outcome, run=header.run, checksum=checksum(encoded))
-                metrics.evaluation(told)
+                told = tell(outcome)
                 report({})  # no evaluation goes on
                 logger.info("update %d: %s", outcome.params_version, outcome.words)
                 giving_way.due = max(next_due, time.monotonic() + FILM_SECONDS)
@@ -255,6 +262,13 @@ def follow(command: ActorCommand, stop: Stop) -> None:
         evaluator.close()
         subscriber.close()
         metrics.close()
+
+
+def _tell(metrics: MetricsClient, run: str, of: bytes, outcome: Evaluation) -> Evaluation:
+    """Tells the learner about games, of the parameters with a checksum; returns what was told."""
+    told = msgspec.structs.replace(outcome, run=run, checksum=of)
+    metrics.evaluation(told)
+    return told
 
 
 def newest_when_due(subscriber: ParameterSubscriber, due: float, patience_seconds: float, stop: Stop,

@@ -38,7 +38,7 @@ from apexrl.learning.updates.team import RankStanding, Team, may_update, scale_o
 from apexrl.learning.updates.updater import Pending, Updater, make_updater
 from apexrl.learning.waiter import SAID_SECONDS, Waiter
 from apexrl.lifecycle import Stop, Stopwatch, switch_threads_often
-from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS
+from apexrl.net.metrics_channel import REPORT_PERIOD_SECONDS, Evaluation
 from apexrl.networks.checkpoint import Checkpoint
 from apexrl.networks.device import choose_device
 from apexrl.networks.device_stream import Arrivals, DeviceStream
@@ -86,6 +86,7 @@ class LearnerLoop:
             self._logs = OtherConnections(command.wires, name)
         self._stopwatch = Stopwatch()
         self._waits_for, self._said_late = "", 0.0
+        self._first_games: Evaluation | None = None  # of the last network
         self._bands = self._family.exploration_bands
         self._games = episode_sums([], self._bands)  # since the last report, of all learners
 
@@ -271,12 +272,10 @@ class LearnerLoop:
         self._arrivals.collect(0)
         return has_finished
 
-    def end(
-        self, updater: Updater, replicas: Replicas, record: RunRecord | None, stop: Stop, has_finished: bool
-    ) -> None:
-        """Says and keeps what the last update has left; the network of a finished run is evaluated before."""
+    def end(self, updater: Updater, replicas: Replicas, record: RunRecord | None, stop: Stop, is_over: bool) -> None:
+        """Says and keeps what the last update has left; the network of a run that is over is evaluated before."""
         seconds = self._command.learning.final_evaluation_seconds
-        if has_finished and updater.num_updates and seconds and not stop.is_set():
+        if is_over and updater.num_updates and seconds and not stop.is_set():
             self._waits_for = LAST_EVALUATION  # the first status of a learner that came back for this alone says so
         self._speak(updater, replicas, record, RankStanding(reports=True), 0.0)
         self._team.check_equal(updater.state_dict())
@@ -291,7 +290,7 @@ class LearnerLoop:
         seconds, next_report = self._command.learning.final_evaluation_seconds, 0.0
         self._publish_soon(updater, record, is_last=True)
         self._arrivals.collect(0)
-        self._waits_for, began = LAST_EVALUATION, time.monotonic()
+        self._waits_for, self._first_games, began = LAST_EVALUATION, None, time.monotonic()
         while record.evaluated_updates != updater.num_updates and not stop.wait(BATCH_WAIT_SECONDS):
             if (now := time.monotonic()) - began >= seconds:
                 logger.warning("%s did not end within %.0f s", LAST_EVALUATION, seconds)
@@ -300,6 +299,8 @@ class LearnerLoop:
             if now >= next_report:
                 next_report = now + REPORT_PERIOD_SECONDS
                 self.report(updater, replicas, record, {}, record.counters.logs, 0.0)
+        if self._first_games and record.evaluated_updates != updater.num_updates:
+            record.evaluated(self._first_games)
         self._waits_for = ""
         self.report(updater, replicas, record, {}, record.counters.logs, 0.0)
 
@@ -378,7 +379,11 @@ class LearnerLoop:
 
     def _take_evaluations(self, record: RunRecord) -> None:
         for evaluation in self._connections.evaluations():
-            record.evaluated(evaluation)
+            is_of_last = self._waits_for == LAST_EVALUATION and evaluation.params_version == record.counters.updates
+            if is_of_last and not evaluation.parameters:
+                self._first_games = evaluation  # as many more may follow in time
+            else:
+                record.evaluated(evaluation)
 
     def _report_to_first(self, updater: Updater, replicas: Replicas, rate: float) -> None:
         assert isinstance(self._logs, OtherConnections)

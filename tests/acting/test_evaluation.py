@@ -145,6 +145,22 @@ def test_a_candidate_whose_last_games_are_cut_off_is_told_and_does_not_become_th
     evaluator.close()
 
 
+def test_the_first_games_of_a_runs_last_network_are_told_before_the_others():
+    """The learner may not wait for as many more."""
+    gymnasium.register("Last-v0", Told)
+    evaluator, told = evaluation.Evaluator(parse(ActorCommand, ["--env", "Last-v0", "--episodes", "2"])), []
+    parameters = parameters_of(make_updater(evaluator.spec), evaluator.spec)
+    for version in (5, 6):
+        Told.returns[:] = 1.0, 2.0, 3.0, 4.0
+        header = msgspec.structs.replace(parameters.header, params_version=version, is_last=version == 6)
+        sent = parameters._replace(header=header), b"encoded", lambda metrics: None, Stop()
+        evaluator._best = None
+        outcome = evaluator.evaluate(*sent, is_filmed=False, tell=told.append)
+        assert (outcome.returns, outcome.parameters) == ((1, 2, 3, 4), b"encoded")
+    evaluator.close()
+    assert [(first.params_version, first.returns, first.parameters) for first in told] == [(6, (1, 2), b"")]
+
+
 def test_the_first_evaluation_is_filmed_and_every_so_manieth_and_the_last(tmp_path):
     flags = ["--env", "Catch-v0", "--episodes", "1", "--film-every", "3", "--record-dir", str(tmp_path)]
     evaluator = evaluation.Evaluator(parse(ActorCommand, flags))
@@ -286,7 +302,7 @@ def test_a_learner_that_was_away_hears_its_last_evaluation_again(monkeypatch):
         if len(told) == 4:
             stop.set()
 
-    def evaluate(parameters, encoded, report, stop, is_filmed, hurry):
+    def evaluate(parameters, encoded, report, stop, is_filmed, hurry, tell):
         played.append((parameters.header.params_version, is_filmed))
         return Evaluation(3, 0.0, (1.0,), (1,), 1.0, parameters=encoded)
 

@@ -298,10 +298,11 @@ class Record:
     """Counts the reports; the evaluations name the updates whose network was evaluated."""
 
     def __init__(self):
-        self.evaluated_updates, self.counters, self.waits = -1, Counters(), []
+        self.evaluated_updates, self.counters, self.waits, self.games = -1, Counters(updates=7), [], []
 
     def evaluated(self, evaluation):
         self.evaluated_updates = evaluation.params_version
+        self.games.append(evaluation.returns)
 
     def published(self, params_version):
         pass
@@ -323,13 +324,14 @@ def end_with(make_loop, servers, spec):
         make_loop(final_evaluation_seconds=seconds).evaluate_last(updater, replica, record, stop)
         (header,) = (decode_parameters(encode()).header for encode in published(servers))
         assert (header.params_version, header.is_last) == (7, True)
+        end.games = record.games
         return record.waits
 
     return end
 
 
-def evaluation_of(version):
-    return Evaluation(version, 0.0, (1.0,), (1,), 1.0)
+def evaluation_of(version, *returns, parameters=b"those"):
+    return Evaluation(version, 0.0, returns or (1.0,), (1,) * max(len(returns), 1), 1.0, parameters=parameters)
 
 
 @pytest.mark.parametrize(("has_finished", "is_stopped", "said"), [
@@ -358,6 +360,14 @@ def test_a_run_ends_when_its_last_network_is_evaluated(end_with, monkeypatch):
 
 def test_a_run_does_not_wait_for_ever_for_its_last_evaluation(end_with):
     assert end_with([], seconds=0.001)[-1] == ("", -1)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_the_first_games_of_the_last_network_count_where_the_others_come_too_late(end_with, monkeypatch, others):
+    monkeypatch.setattr(learning_loop, "BATCH_WAIT_SECONDS", 0.0)
+    coming = [evaluation_of(5, 2.0, parameters=b""), evaluation_of(7, 3.0, parameters=b"")]
+    waits = end_with([*coming, *[evaluation_of(7, 3.0, 4.0)] * others], seconds=1e6 if others else 0.2)
+    assert end_with.games == [(2.0,), (3.0, 4.0) if others else (3.0,)] and waits[-1] == ("", 7)
 
 
 def test_a_signal_ends_the_wait_for_the_last_evaluation(end_with):
