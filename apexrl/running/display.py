@@ -132,9 +132,10 @@ class Summary(msgspec.Struct, frozen=True):
     evaluation_best_return: float | None
     roles_restarted: int
     evaluation_median_return: float | None = None
+    ended_by: str = ""  # what ended it before its time: an evaluation as --stop-at-return asks, or a callback
 
 
-def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -> Summary:
+def summary_of(status: Status | None, env: str, seconds: float, restarts: int, ended_by: str = "") -> Summary:
     """Returns the summary of a run that ended after `seconds`."""
     counters = status.counters if status is not None else Counters()
     return Summary(
@@ -152,6 +153,7 @@ def summary_of(status: Status | None, env: str, seconds: float, restarts: int) -
         counters.best_evaluation_return,
         restarts,
         status.metrics.get("evaluation/return_median") if status is not None else None,
+        ended_by,
     )
 
 

@@ -192,7 +192,7 @@ class Run:
 
     def run(self, stop: Stop) -> int:
         """Runs until the learner has finished, the time is up, or a signal comes; returns the exit status."""
-        status, fault, has_finished, is_late = 0, "", False, False
+        status, fault, has_finished, is_late, why = 0, "", False, False, ""
         try:
             if not stop.is_set():
                 self._start()
@@ -204,7 +204,7 @@ class Run:
                     if has_finished := in_vain or bool(FINISHING.intersection(finished)):
                         break
                     if why := self._why_over(finished):
-                        self._console.print(why, soft_wrap=True)
+                        self._console.print(f"the run ends: {why}", soft_wrap=True)
                         break
                     if self._clock.is_over(self._counters()):
                         told = read_status(self._directory, since=self._supervisor.began_at)
@@ -217,7 +217,8 @@ class Run:
             logger.error("%s", fault)
         finally:
             self._stop(stop)
-        summarize(self._console, self._directory, self._command, self._clock, self._supervisor, self._checkpointed)
+        parts = self._command, self._clock, self._supervisor, self._checkpointed
+        summarize(self._console, self._directory, *parts, ended_by=why)
         if has_finished or is_late:
             say_unevaluated(self._console, self._command)
         say_next(self._console, self._command)
@@ -235,9 +236,9 @@ class Run:
         """Returns why the run ends before its time, empty where it does not."""
         goal = self._command.stop_at_return
         if self._news is not None and is_end(self._news, None, lambda evaluation: evaluation.mean >= goal):
-            return f"the run ends: an evaluation's mean return is at least {goal:g}"
+            return f"an evaluation's mean return is at least {goal:g}"
         asking = [name for name in finished if name not in FINISHING]
-        return f"the run ends: {asking[0]} asks for it" if asking else ""
+        return f"{asking[0]} asks for it" if asking else ""
 
     def _counters(self) -> Counters:
         status = read_status(self._directory)
@@ -267,12 +268,14 @@ def checkpoint_time(directory: Path) -> int:
 
 
 def summarize(
-    console: Console, directory: Path, command: RunCommand, clock: Clock, supervisor: Supervisor, checkpointed: int
-) -> None:
+    console: Console, directory: Path, command: RunCommand, clock: Clock, supervisor: Supervisor, checkpointed: int,
+    ended_by: str = "",
+) -> None:  # fmt: skip
     """Prints the remains of a run that has ended: the checkpoint and the summary, which it also writes.
 
     Args:
       checkpointed: when the newest checkpoint was written before the run began.
+      ended_by: what ended it as its flags ask, before its time.
     """
     path, status = latest_path(directory), read_status(directory)
     if checkpoint_time(directory) == checkpointed:
@@ -290,7 +293,7 @@ def summarize(
                 console.print(f"no checkpoint has the {lost:,} updates since then: they are lost{kept}", soft_wrap=True)
         except ApexError as error:
             logger.error("the checkpoint cannot be read: %s", error)
-    outcome = summary_of(status, command.env.env, clock.elapsed(), supervisor.num_restarts)
+    outcome = summary_of(status, command.env.env, clock.elapsed(), supervisor.num_restarts, ended_by)
     summary = msgspec.structs.asdict(outcome) | probabilities_of(status)
     try:
         write_json(directory / SUMMARY_FILE, summary)
@@ -298,7 +301,7 @@ def summarize(
     except OSError as error:
         logger.error("the summary cannot be written: %s", error)
     for name, value in summary.items():
-        if name != "transitions_inserted":  # the same number as the agent's steps
+        if name not in ("transitions_inserted", "ended_by"):  # the agent's steps, and said already
             shown = round(value, 3) if isinstance(value, float) else value
             note = ", the warm-up included" if name == "samples_per_insert" else ""
             console.print(f"  {name:24} {shown}{note}")

@@ -162,15 +162,13 @@ class Sweep:
             raise ApexError(f"it ended with {describe_status(status)}" + (f": {words}" if words else ""))
 
     def _check_end(self, run: SweepRun, seconds: float) -> None:
-        """Raises ApexError when a run has not reached its end: somebody stopped it, and no flag of its own."""
+        """Raises ApexError when a run has not reached its end: it was stopped, and not by a flag of its own."""
         path, learning = run.directory / SUMMARY_FILE, run.command.learning
         summary = read_json(path, Summary)
         ends = (seconds, learning.total_frames or math.inf, learning.total_updates or math.inf)
-        goal, best = run.command.stop_at_return, summary.evaluation_best_return
         if self._stop.is_set():
             raise ApexError("it was stopped: the next start of the sweep goes on with it")
-        may_have_ended_it = bool(run.command.callback)
-        if may_have_ended_it or (goal is not None and best is not None and best >= goal):
+        if summary.ended_by:
             return
         if all(done < end for done, end in zip((summary.seconds, summary.frames, summary.updates), ends, strict=True)):
             raise ApexError(f"it was stopped at {summary.frames:,} frames: the next start of the sweep goes on with it")

@@ -152,18 +152,17 @@ def test_a_run_that_was_stopped_with_the_sweep_is_not_complete(launches, make):
     assert sweep.run() == [] and not any(sweep.is_complete(run) for run in sweep.runs)
 
 
-@pytest.mark.parametrize(("flags", "best", "is_complete"), [
-    ({"stop-at-return": 0.5}, 0.5, True), ({"stop-at-return": 0.5}, 0.4, False), ({"stop-at-return": 0.5}, None, False),
-    ({"callback": "tests.running.test_callbacks:Once"}, 0.4, True),
-])  # fmt: skip
-def test_a_run_that_a_flag_of_its_own_has_ended_is_complete(launches, make, flags, best, is_complete):
-    done = msgspec.structs.replace(summary_of(None, "Catch-v0", 1, 0), evaluation_best_return=best)
+@pytest.mark.parametrize("ended_by", ["an evaluation's mean return is at least 0.5", "callback a:B asks for it", ""])
+@pytest.mark.parametrize("flags", [{"stop-at-return": 0.5}, {"callback": "tests.running.test_callbacks:Once"}])
+def test_a_run_that_a_flag_of_its_own_has_ended_is_complete(launches, make, flags, ended_by):
+    """And not one that somebody else ended, although it has such a flag."""
+    done = summary_of(None, "Catch-v0", 1, 0, ended_by)
 
     def launch(run, arguments):
         write_json(write_run(run.directory, [0, 1]) / SUMMARY_FILE, done)
 
     launches.launch = launch
-    assert make(**flags).run() == ([] if is_complete else ALL)
+    assert make(**flags).run() == ([] if ended_by else ALL)
 
 
 @pytest.mark.parametrize(("flag", "total"), [("total-frames", 500), ("total-updates", 500)])
