@@ -63,9 +63,12 @@ def _check_use(command_line: Asked[RunCommand], asked: RunCommand) -> None:
         raise ConfigError(f"--guest learns on the environment of {asked.guest}: leave out --env and its settings")
     if asked.guest and (useless := flags(values_of(ActingConfig()))):
         raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
-    if asked.from_journal:
-        frames = [name for name, schedule in schedules_of(asked.update).items() if schedule.frames]
-        frames.append("total_frames")  # a journal has brought all of its own at once
+    frames = [name for name, schedule in schedules_of(asked.update).items() if schedule.frames]
+    frames.append("total_frames")
+    if asked.guest and (useless := flags(frames)):
+        cure = "give --total-updates or --max-seconds, and numbers that change without :FRAMES"
+        raise ConfigError(f"--guest begins with all frames that the run still holds: not {' '.join(useless)}; {cure}")
+    if asked.from_journal:  # which has brought all of its frames at once
         given = flags([*values_of(ActingConfig()), *values_of(ReplayConfig()), *frames])
         if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
             raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")

@@ -41,6 +41,16 @@ def test_a_guest_takes_the_environment_of_its_run(tmp_path):
         check_asked(Asked.of(default_command(RunCommand), ["--guest", f"{tmp_path}/run", "--env", "CartPole-v1"]))
 
 
+@pytest.mark.parametrize("words", [["--total-frames", "5M"], ["--learning-rate", "1e-3:0:1M"]])
+def test_the_frames_of_a_guest_are_no_measure(tmp_path, words):
+    """It begins with millions of them, so a rate would be at its end, and the guest at its own."""
+    write_run(tmp_path / "run", [1])
+    guest = ["--guest", f"{tmp_path}/run", "--env", "Catch-v0", "--max-gradient-norm", "9:1"]
+    check_asked(Asked.of(default_command(RunCommand), guest))
+    with pytest.raises(ConfigError, match=f"not {words[0]}; give --total-updates or --max-seconds, and numbers"):
+        check_asked(Asked.of(default_command(RunCommand), [*guest, *words]))
+
+
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
