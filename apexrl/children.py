@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from apexrl.clocks import EPOCH, EPOCH_VARIABLE
+
 PACKAGE = Path(__file__).resolve().parent
 PARENT_VARIABLE = "APEXRL_PARENT"  # holds the process id of the one that has started this process
 
@@ -26,7 +28,8 @@ def start_child(arguments: Sequence[str], variables: Mapping[str, str], **option
       options: of `Popen`; without them it has no input, and our output.
     """
     settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True} | options
-    child = subprocess.Popen([sys.executable, "-P", *arguments], env={**child_environment(), **variables}, **settings)
+    environment = {**child_environment(), EPOCH_VARIABLE: repr(EPOCH), **variables}
+    child = subprocess.Popen([sys.executable, "-P", *arguments], env=environment, **settings)
     if settings["start_new_session"] and (niceness := os.nice(0)) > 0:
         make_session_nice(child.pid, niceness)
     return child

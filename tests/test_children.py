@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from apexrl import children
 from apexrl.children import make_session_nice
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +30,13 @@ child.communicate(timeout=100)
     )
     mine, its = result.stdout.split()
     assert its == mine
+
+
+def test_a_child_has_our_time_of_day_whatever_became_of_the_clock(monkeypatch):
+    monkeypatch.setattr(children, "EPOCH", 1000.0)
+    body = "import time; from apexrl.clocks import time_of_day; print(time_of_day() - time.monotonic())"
+    child = children.start_child(["-c", body], {}, stdout=subprocess.PIPE)
+    assert float(child.communicate(timeout=100)[0]) == pytest.approx(1000, abs=1)
 
 
 def test_linux_may_refuse_a_change_of_a_session_for_a_moment():

@@ -83,7 +83,7 @@ class Evaluator:
         stop: Ending,
         is_filmed: bool,
         hurry: Ending | None = None,
-        tell: Callable[[Evaluation], None] = lambda evaluation: None,
+        tell: Callable[[Evaluation], object] = lambda evaluation: None,
     ) -> Evaluation | None:
         """Plays the configured number of games; None when stopped before they end. Figures go to `report` meanwhile.
 
