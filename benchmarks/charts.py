@@ -64,7 +64,7 @@ COMPARISONS = {  # the rows of charts, by the names of their files
         "robots-half-cheetah-impact": "IMPACT", "robots-half-cheetah-sb3-ppo": "SB3 PPO"})],
     "robots-sb3-sac": [
         Row(title, ("minutes", "frames"), {f"robots-{name}-sac-core": OURS, f"robots-{name}-sb3-sac": "SB3"})
-        for title, name in {"HalfCheetah-v5": "half-cheetah", "Walker2d-v5": "walker2d"}.items()
+        for title, name in {"HalfCheetah-v5": "half-cheetah", "Walker2d-v5": "walker2d", "Hopper-v5": "hopper"}.items()
     ],
 }  # fmt: skip
 
