@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import os
@@ -192,9 +193,12 @@ def _limit_threads(before: list[threading.Thread], status: int) -> None:
 def run_program(main: Callable[[], int]) -> int:
     """Runs a program that prints; returns its exit status, UNREAD_STATUS when nobody reads its output any more.
 
-    So `| head` ends it without a word, as other programs. An output that is full ends it with a line.
+    So `| head` ends it without a word, as other programs. An output that is full ends it with a line, and so does
+    Ctrl-C. What an output's encoding lacks is an escape there.
     """
     check_not_imported()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it
     try:
         try:
             return main()
@@ -206,6 +210,9 @@ def run_program(main: Callable[[], int]) -> int:
             raise
         print(cure, file=sys.stderr)
         return PERMANENT_STATUS
+    except KeyboardInterrupt:
+        print("stopped before its end", file=sys.stderr)
+        return INTERRUPTED_STATUS
     except OSError as error:
         is_full = error.errno == errno.ENOSPC
         lost = [1] if is_full else _unread_streams() if isinstance(error, BrokenPipeError) else []

@@ -79,6 +79,22 @@ def check_signalled(script, number, lines):
     process.stdout.close()
 
 
+def test_a_program_that_ctrl_c_ends_says_so_and_an_output_without_utf_8_gets_escapes():
+    body = r"""
+import signal, sys
+from apexrl.lifecycle import run_program
+def main():
+    print("h\u00f6hle \u2192")
+    signal.raise_signal(signal.SIGINT)
+sys.exit(run_program(main))
+"""
+    variables = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+    command = [sys.executable, "-c", body]
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, env=variables, timeout=600, check=False)
+    assert (done.returncode, done.stdout) == (130, b"h\\xf6hle \\u2192\n")
+    assert done.stderr == b"stopped before its end\n"
+
+
 def test_signals_are_heeded_again_after_others_have_taken_them():
     script = (
         "import signal\nfrom apexrl.lifecycle import Stop\nstop = Stop()\nstop.heed_signals()\nstop.on_signals()\n"

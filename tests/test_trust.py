@@ -112,7 +112,7 @@ def test_a_checkpoint_alone_imports_nothing(foreign, spec, monkeypatch, place):
     refuses(foreign, watch.main, Stop())
     if place in ("agent", "network"):
         monkeypatch.setattr(sys, "argv", ["apexrl export", str(path)])
-        assert refuses(foreign, export.main, Stop()).endswith(f"say apexrl export {path} --trust")
+        assert refuses(foreign, export.main).endswith(f"say apexrl export {path} --trust")
 
 
 @pytest.mark.parametrize("place", ["env", "wrapper"])

@@ -14,7 +14,7 @@ import tyro
 from apexrl.config.words import program
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
-from apexrl.lifecycle import Stop, run_role
+from apexrl.lifecycle import attempt
 from apexrl.lines import say
 from apexrl.own_modules import NOBODY, Trust
 from apexrl.runs import CHECKPOINTS, RUNS, found_checkpoint, newest_run
@@ -38,8 +38,13 @@ class ExportCommand:
     """Import the modules of algorithm, network and environment that the run names: their code runs here."""
 
 
-def main(stop: Stop) -> None:
-    """Exports what the command line says.
+def run() -> int:
+    """Runs the command line; returns the exit status."""
+    return attempt("export", main)
+
+
+def main() -> int:
+    """Exports what the command line says; returns the exit status.
 
     Raises: ConfigError when a package is missing, or there is no such checkpoint or graph.
     """
@@ -53,6 +58,7 @@ def main(stop: Stop) -> None:
     typed = shlex.join([*sys.argv[1:], *([] if asked.checkpoint else [str(path)]), "--trust"])
     for line in export(path, output, Trust(is_blind=asked.trust, cure=f"{program()} {typed}")):
         say(line)
+    return 0
 
 
 def export(path: Path, output: Path, trust: Trust = NOBODY) -> list[str]:
@@ -123,8 +129,3 @@ def network_of(checkpoint: "Checkpoint") -> "nn.Module":
     network = make()
     network.load_state_dict(tensors)
     return network
-
-
-def run() -> None:
-    """Runs the role, and exits."""
-    run_role("export", main)

@@ -2,12 +2,13 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from apexrl.config.sections import EnvConfig
 from apexrl.config.words import program
 from apexrl.errors import ConfigError
 from apexrl.files import first_line, replacing
@@ -19,6 +20,7 @@ from apexrl.networks.config import own_network
 from apexrl.networks.headers import load_header
 from apexrl.runs import CHECKPOINTS, RUNS, evaluation_of, found_checkpoint, newest_run
 
+UNKNOWN = "Unknown: the files of its run are not beside this checkpoint, or cannot be read."
 TITLE = re.compile(rb"# .+, played by \S+\s*")  # the first line of a card
 
 
@@ -45,22 +47,25 @@ def card_of(run: Path) -> str:
         ratio = whole.transitions_sampled / max(whole.transitions_inserted, 1)
         trained["samples an insert"] = f"{ratio:.2f}"
     flags = {name: value for name, value in telling_flags(values).items() if name not in ("env", "agent", "preset")}
+    played = EnvConfig.of_variant(header.spec.env, header.spec.variant, header.spec.stacked_frames)
+    names = [header.agent, own_network(header.network), played.env, *played.wrapper, *_named_by(values)]
+    lacking = UNKNOWN if config is None else ""
     parts = {
         "Training": table(trained),
-        "Evaluation": _evaluation(directory, counters.updates),
-        "Flags that differ from the preset": table(flags) if flags else "None.",
-        "Versions and machine": table({} if config is None else {"revision": config.revision} | config.versions),
-        "Use": _use(path, values, header.agent, own_network(header.network)),
+        "Evaluation": _evaluation(directory, counters.updates) or lacking or "This network was not evaluated.",
+        "Flags that differ from the preset": table(flags) if flags else lacking or "None.",
+        "Versions and machine": UNKNOWN if config is None else table({"revision": config.revision} | config.versions),
+        "Use": _use(path, names),
     }
     title = f"# {header.spec.env}, played by {header.agent}\n"
     return "\n".join([title, *(f"## {name}\n{text}\n" for name, text in parts.items())])
 
 
 def _evaluation(directory: Path, updates: int) -> str:
-    """Returns the evaluation of an update in words; of a run's latest network there may be none."""
+    """Returns the evaluation of an update in words, empty without one: of a run's latest network there may be none."""
     point = evaluation_of(directory, updates)
     if point is None:
-        return "This network was not evaluated."
+        return ""
     rows = {"games": str(point.episodes)}
     rows |= {name: f"{getattr(point, name):.2f}" for name in ("mean", "median", "min", "max")}
     rows |= {"exploration": f"{point.exploration:g}", "frames until then": f"{point.frames:,}"}
@@ -68,9 +73,13 @@ def _evaluation(directory: Path, updates: int) -> str:
     return f"{table(rows)}\n\n{note}"
 
 
-def _use(path: Path, values: Mapping[str, Any], agent: str, network: str) -> str:
+def _named_by(values: Mapping[str, Any]) -> list[str]:
+    """Returns the names of environment and wrappers that a configuration holds."""
     environment = values.get("env") or {}
-    names = [agent, network, str(environment.get("env", "")), str(environment.get("wrapper", ""))]
+    return [str(environment.get(name, "")) for name in ("env", "wrapper")]
+
+
+def _use(path: Path, names: Iterable[str]) -> str:
     trust = ", trust=True" if any(":" in name for name in names) else ""
     imports = "It imports modules that the run names: trust whoever made it.\n" if trust else ""
     return f"""{imports}```python
@@ -110,7 +119,7 @@ def write_card(run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="
         if path.exists() and not is_card(path):
             raise ConfigError(f"--output {output} is no card of a run: give another file, or remove that")
         with replacing(path) as temporary:
-            temporary.write_text(card)
+            temporary.write_text(card, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
     return 0

@@ -2,6 +2,7 @@
 
 import glob
 import math
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -80,7 +81,7 @@ def _bounds(text: str) -> tuple[str, tuple[float, float]]:
 def matching(patterns: Iterable[str]) -> list[Path]:
     """Returns the paths that match patterns, each once, and a pattern as it is where nothing matches."""
     found = (Path(path) for pattern in patterns for path in _paths_of(pattern))
-    return list({path.resolve(): path for path in found}.values())
+    return list({os.path.realpath(path): path for path in found}.values())
 
 
 def _paths_of(pattern: str) -> list[str]:

@@ -51,6 +51,9 @@ def write_comparison(
     table = out.with_name(f"{out.name}.csv")
     if table.exists() and first_line(table).decode(errors="replace").strip() != ",".join(CSV_COLUMNS):
         raise ConfigError(f"--out {out}: {table} is no comparison: give another name, or remove that file")
+    picture = out.with_name(f"{out.name}.png")
+    if picture.exists() and not table.exists():
+        raise ConfigError(f"--out {out}: {picture} is there without its {table.name}: give another name, or remove it")
     lines = [Line(group, env, alike) for group, runs in groups.items() for env, alike in _by_game(runs).items()]
     games = list(dict.fromkeys(line.env for line in lines))
     lines.sort(key=lambda line: games.index(line.env))
@@ -69,7 +72,7 @@ def write_comparison(
         for against, position in POSITIONS.items()
     }
     _write(table, _csv_of(lines, curves))
-    _write(out.with_name(f"{out.name}.png"), _picture_of(lines, curves))
+    _write(picture, _picture_of(lines, curves))
 
 
 def _by_game(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
-from apexrl.learning.record.status_file import read_status
+from apexrl.files import read_json
+from apexrl.learning.record.status_file import STATUS_FILE, Status
 from apexrl.running.run_directory import OF_ONE_START, saved_values
 from apexrl.runs import CONFIG_FILE, CURVE_FILE, flat, read_evaluations
 
@@ -76,9 +77,9 @@ def read_run(directory: Path) -> RunResult:
     """
     if not directory.is_dir():
         raise ConfigError(f"{directory}: there is no such run")
-    status = read_status(directory)
-    if status is None or not (directory / CURVE_FILE).exists():
+    if not ((directory / STATUS_FILE).exists() and (directory / CURVE_FILE).exists()):
         raise ConfigError(f"{directory}: no evaluation yet, or it is no run directory")
+    status = read_json(directory / STATUS_FILE, Status)
     curve = read_curve(directory / CURVE_FILE)
     if not len(curve.returns):
         raise ConfigError(f"{directory}: no evaluation yet")

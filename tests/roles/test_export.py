@@ -16,7 +16,6 @@ from apexrl.agents.contract import Observation
 from apexrl.agents.families import family_of, implementation
 from apexrl.environments.actions import Actions
 from apexrl.errors import ConfigError
-from apexrl.lifecycle import Stop
 from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
 from apexrl.networks.config import (
     ActorCriticConfig,
@@ -195,9 +194,9 @@ def test_what_has_no_graph_is_refused(tmp_path, checkpoint, monkeypatch):
         export(path, tmp_path / "c.safetensors" / "c.onnx")
     monkeypatch.setattr(sys, "argv", ["apexrl export", str(path), "--output", str(path)])
     with pytest.raises(ConfigError, match=r"is there, and its name does not end in \.onnx: give another"):
-        main(Stop())
+        main()
     assert load_checkpoint(path)
     monkeypatch.setattr(sys, "argv", ["apexrl export", str(path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"onnx is not installed: .*pip install onnx onnxscript"):
-        main(Stop())
+        main()

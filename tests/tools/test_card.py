@@ -8,9 +8,11 @@ import torch
 from apexrl.config.commands import RunCommand
 from apexrl.config.flags import default_command
 from apexrl.errors import ConfigError
+from apexrl.files import read_json, write_json
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.config import to_text
 from apexrl.networks.headers import CheckpointHeader, Counters
+from apexrl.runs import CONFIG_FILE
 from apexrl.tools import card
 from apexrl.types import StreamSpec
 from tests.system.processes import call
@@ -62,6 +64,33 @@ def test_a_card_of_a_network_of_ones_own_says_to_trust_its_module(tmp_path):
     run = write_run(tmp_path / "run", [])
     with_network(run, "latest.safetensors", 7, network='{"network": "my_network:Torso"}')
     assert "trust=True" in card.card_of(run)
+
+
+def test_a_card_of_a_checkpoint_alone_says_what_is_unknown_and_trusts_nothing(tmp_path):
+    (tmp_path / "downloads").mkdir()
+    with_network(tmp_path / "downloads", "best.safetensors", 7, env="my_walk:Walk-v0")
+    alone = (tmp_path / "downloads" / "checkpoints" / "best.safetensors").rename(tmp_path / "best.safetensors")
+    text = card.card_of(alone)
+    assert "trust=True" in text and text.count(card.UNKNOWN) == 3
+    assert "None." not in text and "not evaluated" not in text
+
+
+@pytest.mark.parametrize("changes", [{"env": "CartPole-v1"}, {"agent": ["x"]}, {"preset": ["x"]}, {"preset": "huge"}])
+def test_a_configuration_of_others_makes_no_traceback(tmp_path, changes):
+    run = write_run(tmp_path / "run", [1.0])
+    with_network(run, "latest.safetensors", 0)
+    config = read_json(run / CONFIG_FILE, dict)
+    write_json(run / CONFIG_FILE, {**config, "command": config["command"] | changes})
+    text = card.card_of(run)
+    is_read = changes == {"preset": "huge"}
+    assert ("| batch-size |" in text) == is_read == (card.UNKNOWN not in text)
+
+
+def test_no_value_of_a_run_leaves_its_cell_or_controls_a_terminal(tmp_path):
+    run = write_run(tmp_path / "run", [1.0])
+    with_network(run, "latest.safetensors", 0)
+    write_json(run / CONFIG_FILE, read_json(run / CONFIG_FILE, dict) | {"revision": "\x1b[31mred\n# fake | heading"})
+    assert "| revision | \\x1b[31mred # fake   heading |" in card.card_of(run).splitlines()
 
 
 @pytest.mark.parametrize("content", ["# apexrl\n\nOff-policy\n", "", b"\x93\xff", None])

@@ -105,9 +105,13 @@ def test_a_game_of_one_return_needs_a_scale(tmp_path, run_main):
 def test_what_is_no_run_is_named_and_left_out(tmp_path, run_main):
     write_run(tmp_path / "good", [1])
     write_run(tmp_path / "new", [])
-    status, rows, _, err = run_main("good", "new", "none")
+    write_run(tmp_path / "torn", [1]).joinpath("status.json").write_text('{"env": ')
+    (tmp_path / "loop").symlink_to("loop")
+    status, rows, _, err = run_main("good", "new", "torn", "none", "loop")
     assert (status, len(rows)) == (0, 1)
-    assert err == "left out: new: no evaluation yet\nleft out: none: there is no such run\n"
+    first, torn, *others = err.splitlines()
+    assert first == "left out: new: no evaluation yet" and torn.startswith("left out: torn/status.json")
+    assert others == [f"left out: {name}: there is no such run" for name in ("none", "loop")]
 
 
 @pytest.mark.parametrize(
@@ -167,3 +171,11 @@ def test_a_file_that_is_no_comparison_is_not_replaced(tmp_path, run_main):
     assert status == 2 and "good/evaluations.csv is no comparison: give another name" in err
     assert (tmp_path / "good" / "evaluations.csv").read_bytes() == before
     assert [run_main("good", "--out", "c")[0] for _ in "12"] == [0, 0]
+
+
+def test_a_picture_of_others_is_not_replaced(tmp_path, run_main):
+    write_run(tmp_path / "good", [1])
+    (tmp_path / "figure.png").write_bytes(b"mine")
+    status, _, _, err = run_main("good", "--out", "figure")
+    assert status == 2 and "figure.png is there without its figure.csv: give another name" in err
+    assert (tmp_path / "figure.png").read_bytes() == b"mine"

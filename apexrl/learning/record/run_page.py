@@ -13,6 +13,7 @@ from apexrl.config.flags import default_command, with_preset
 from apexrl.config.sections import DEFAULT_AGENT
 from apexrl.errors import ConfigError
 from apexrl.files import read_json
+from apexrl.lines import printable
 from apexrl.runs import CONFIG_FILE, Section, flat, is_telling
 
 # Sections and flags that begin so: they change nothing about the learning.
@@ -28,6 +29,18 @@ class _Config(msgspec.Struct):
     revision: str = "unknown"
     versions: dict[str, str] = {}
 
+    def __post_init__(self) -> None:
+        """Raises ValidationError when the values that name a run are of other types than theirs."""
+        msgspec.convert(self.command, _Named)
+
+
+class _Named(msgspec.Struct):
+    """The values of a configuration that name a run."""
+
+    agent: str = DEFAULT_AGENT
+    preset: str = "auto"
+    env: Section = {}
+
 
 def flags_of(directory: Path) -> dict[str, bool | float | str]:
     """Returns the flags of a run by its directory; none where no launcher has written them."""
@@ -38,12 +51,15 @@ def flags_of(directory: Path) -> dict[str, bool | float | str]:
 def telling_flags(command: Mapping[str, Any]) -> dict[str, bool | float | str]:
     """Returns the flags by which a run differs from others, by its configuration: those that its preset does not give.
 
-    Of an algorithm that is no part of apexrl these are all.
+    Of an algorithm that is no part of apexrl, and of a preset that it does not have, these are all.
     """
-    flags, agent = _flags(command), command.get("agent", DEFAULT_AGENT)
-    if agent not in FAMILIES:
+    flags, named = _flags(command), msgspec.convert(command, _Named)
+    if named.agent not in FAMILIES:
         return flags
-    usual = _flags(dataclasses.asdict(with_preset(default_command(RunCommand, agent), command.get("preset", "auto"))))
+    try:
+        usual = _flags(dataclasses.asdict(with_preset(default_command(RunCommand, named.agent), named.preset)))
+    except ConfigError:
+        return flags
     return {name: value for name, value in flags.items() if name in NAMING or value != usual.get(name)}
 
 
@@ -84,6 +100,7 @@ def _shown(value: Any) -> bool | float | str:
 
 
 def table(rows: Mapping[str, Any]) -> str:
-    """Returns a table in Markdown."""
-    lines = [f"| {name} | {str(value).replace('|', ' ')} |" for name, value in rows.items()]
+    """Returns a table in Markdown, each value in its cell."""
+    cells = ([printable(" ".join(str(cell).split())).replace("|", " ") for cell in row] for row in rows.items())
+    lines = [f"| {name} | {value} |" for name, value in cells]
     return "\n".join(["| name | value |", "| --- | --- |", *lines])
