@@ -4,8 +4,8 @@ The cluster's variables of flags (`replay_flags` and so on) take the names of fl
 its regular expressions: those of the algorithm that the variable `agent` names. It leaves out flags that the cluster
 itself sets (addresses, ports, shards, directories, keys), those of modules that no image has, and one whose value needs
 quotes. limits.json has the numbers of actors and environments that a replay server takes, and by preset the
-environments of a process and the numbers by which a learner uses up experience. apexrl/train_flags.py has the types of
-`apexrl.train`'s flags, for editors and mypy.
+environments of a process, the batches that learners share, and the numbers by which one uses up experience.
+apexrl/train_flags.py has the types of `apexrl.train`'s flags, for editors and mypy.
 """
 
 import dataclasses
@@ -135,8 +135,20 @@ def text_of_limits() -> str:
         }
         for preset in PRESETS
     }
+    batches = {
+        agent: {
+            preset: {
+                name: getattr(update, name)
+                for update in [parse(LearnerCommand, ["--agent", agent, "--preset", preset]).update]
+                for name in ("batch_size", "mix", "minibatches")
+                if hasattr(update, name)
+            }
+            for preset in PRESETS
+        }
+        for agent in agents()
+    }
     limits = {"actors": MAX_ACTORS, "environments": MAX_SLOTS, "environments_per_worker": environments,
-              "learning": {DEFAULT_AGENT: learning}}  # fmt: skip
+              "batches": batches, "learning": {DEFAULT_AGENT: learning}}  # fmt: skip
     return json.dumps(limits, indent=2) + "\n"
 
 

@@ -26,7 +26,7 @@ VARIABLES = {
     "learner_instance_types": ["g6.12xlarge"],
     "learner_gpus": 4,
     "replay_shards": 8,
-    "learner_flags": {"mix": " ".join(MIX)},
+    "learner_flags": {"mix": " ".join(MIX), "batch_size": "64"},
 }
 OF_ANOTHER_LEARNER = {
     "aws_launch_template.learner[0]": ["update"],
@@ -128,6 +128,14 @@ def test_a_second_learner_host_has_a_rank_and_an_address_and_replaces_the_first_
         (
             {"learner_hosts": 2, "learner_flags": {"batch_size": "508"}},
             "batch_size 508 is no multiple of the 8 learners",
+        ),
+        (
+            {"agent": "impact", "preset": "paper", "learner_flags": {}},
+            "impact's batch of 10 has no equal, whole parts for 4 learners",
+        ),
+        (
+            {"learner_hosts": 2, "learner_flags": {"mix": "queue=1/8 uniform=7/8"}},
+            "batch of 32 has no equal, whole parts for 8 learners",
         ),
         ({"agent_flags": {"lstm": "true"}}, "replay_state walk follows one shard: leave replay_shards out"),
     ],

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import typing
+from contextlib import nullcontext
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from apexrl.config import flags
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.sections import Changing
+from apexrl.errors import ConfigError
+from apexrl.learning.sharing import share_of
 from deploy import flags as flag_patterns
 from tests.deploy.terraform import BUCKET, Workspace, role_environment, rounds, user_data, variable_names
 from tests.system.processes import ROOT
@@ -184,6 +188,25 @@ def test_what_terraform_knows_of_flags_is_what_the_code_has():
     assert written == flag_patterns.text_of_all(), "python -m deploy flags writes it anew"
     limits = flag_patterns.LIMITS_FILE.read_text()
     assert limits == flag_patterns.text_of_limits(), "python -m deploy flags writes it anew"
+
+
+@pytest.mark.parametrize("num_learners", [1, 2, 4, 8, 16])
+def test_the_batches_that_terraform_divides_are_those_that_learners_share(num_learners):
+    batches = json.loads(flag_patterns.LIMITS_FILE.read_text())["batches"]
+    for agent, preset in itertools.product(batches, flag_patterns.PRESETS):
+        told = batches[agent][preset]
+        rows = Fraction(told["batch_size"], num_learners)
+        shares = [
+            1,
+            Fraction(1, told.get("minibatches", 1)),
+            *(Fraction(part.split("=")[1]) for part in told.get("mix", ())),
+        ]
+        command = flags.parse(LearnerCommand, ["--agent", agent, "--preset", preset])
+        refused = (
+            pytest.raises(ConfigError) if any((rows * share).denominator > 1 for share in shares) else nullcontext()
+        )
+        with refused:
+            share_of(command, num_learners)
 
 
 def test_more_replay_servers_take_more_actors(cluster):

@@ -3,7 +3,7 @@
 resource "aws_budgets_budget" "month" {
   count = local.has_budgets ? 1 : 0
 
-  name         = "${var.name}-month"
+  name         = "${var.name}-${var.region}-month" # budgets are the account's, and bootstrap is a region's
   budget_type  = "COST"
   limit_amount = tostring(var.budget_usd_per_month)
   limit_unit   = "USD"

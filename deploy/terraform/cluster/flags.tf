@@ -85,8 +85,21 @@ locals {
   mix_tables = [for part in local.mix_parts : part == "queue" ? "queue=fifo" : trim("${part}=${startswith(part, "elite-insertion") ? "elite" : "uniform"}:${local.mix_pace}::${try(split("@", part)[1], "")}", ":")]
 
   replays_by_walking = alltrue([
-    contains(local.mix_parts, "uniform"),
+    var.agent == "impala", contains(local.mix_parts, "uniform"),
     lookup(var.agent_flags, "lstm", "false") == "true", lookup(var.learner_flags, "replay_state", "walk") == "walk",
+  ])
+
+  # What the learners share, as share_of in apexrl/learning/sharing.py: each takes its part of a batch, of which the
+  # shares of a mix, and minibatches, have to be whole numbers of rows.
+  batches     = try(jsondecode(file("${path.module}/limits.json")).batches[var.agent][var.preset], { batch_size = 0 })
+  batch_size  = try(tonumber(var.learner_flags["batch_size"]), local.batches.batch_size)
+  batch_mix   = try(split(" ", var.learner_flags["mix"]), local.batches.mix, [])
+  minibatches = try(tonumber(var.learner_flags["minibatches"]), local.batches.minibatches, 1)
+  rows        = local.batch_size / local.learners
+  shares      = [for part in local.batch_mix : try(regex("=([0-9]+)/([0-9]+)$", part), ["1", "1"])]
+
+  divides_batches = local.batch_size % local.learners == 0 && alltrue([
+    for share in concat(local.shares, [["1", tostring(local.minibatches)]]) : local.rows * share[0] % share[1] == 0
   ])
 
   # What a variable of flags becomes on a command line.

@@ -220,6 +220,11 @@ resource "terraform_data" "zone" {
     }
 
     precondition {
+      condition     = local.divides_batches
+      error_message = "${var.agent}'s batch of ${local.batch_size} has no equal, whole parts for ${local.learners} learners (learner_gpus x learner_hosts)${length(local.batch_mix) > 0 ? " with the shares of its mix ${join(" ", local.batch_mix)}" : ""}: give learner_flags a batch_size that has, or fewer learners."
+    }
+
+    precondition {
       condition     = local.shards <= local.learners || !local.replays_by_walking
       error_message = "replay_shards ${local.shards} is more than the ${local.learners} learners, and an LSTM's replay_state walk follows one shard: leave replay_shards out, or give learner_flags another replay_state."
     }

@@ -63,7 +63,7 @@ resource "aws_autoscaling_group" "learner" {
   max_size                  = 1
   desired_capacity          = 1
   vpc_zone_identifier       = [local.subnet_id]
-  placement_group           = one(aws_placement_group.this[*].name)
+  placement_group           = var.use_placement_group ? aws_placement_group.this.name : null
   health_check_type         = "EC2"
   wait_for_capacity_timeout = "15m" # without capacity `apply` fails with AWS's reason, and makes no actor host
 

@@ -1,8 +1,13 @@
+# It costs nothing and stays where it is not used: AWS deletes none that a host is still in, as the learner's is until
+# that is replaced.
 resource "aws_placement_group" "this" {
-  count = var.use_placement_group ? 1 : 0
-
   name     = var.name
   strategy = "cluster"
+}
+
+moved {
+  from = aws_placement_group.this[0]
+  to   = aws_placement_group.this
 }
 
 # The journal of experience outlives its host: it is attached again to the next one, whatever that was replaced for.
@@ -45,7 +50,7 @@ resource "aws_instance" "replay" {
   associate_public_ip_address = local.gives_public_ip
   vpc_security_group_ids      = [aws_security_group.role["replay"].id]
   iam_instance_profile        = aws_iam_instance_profile.host["replay"].name
-  placement_group             = one(aws_placement_group.this[*].name)
+  placement_group             = var.use_placement_group ? aws_placement_group.this.name : null
   ebs_optimized               = true
 
   user_data                   = local.user_data.replay
