@@ -2,9 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -48,7 +48,7 @@ def card_of(run: Path) -> str:
         trained["samples an insert"] = f"{ratio:.2f}"
     flags = {name: value for name, value in telling_flags(values).items() if name not in ("env", "agent", "preset")}
     played = EnvConfig.of_variant(header.spec.env, header.spec.variant, header.spec.stacked_frames)
-    names = [header.agent, own_network(header.network), played.env, *played.wrapper, *_named_by(values)]
+    names = [header.agent, own_network(header.network), played.env, *played.wrapper]
     lacking = UNKNOWN if config is None else ""
     parts = {
         "Training": table(trained),
@@ -71,12 +71,6 @@ def _evaluation(directory: Path, updates: int) -> str:
     rows |= {"exploration": f"{point.exploration:g}", "frames until then": f"{point.frames:,}"}
     note = "A run's best network was chosen by these games, so its mean is a little too high: play others to report it."
     return f"{table(rows)}\n\n{note}"
-
-
-def _named_by(values: Mapping[str, Any]) -> list[str]:
-    """Returns the names of environment and wrappers that a configuration holds."""
-    environment = values.get("env") or {}
-    return [str(environment.get(name, "")) for name in ("env", "wrapper")]
 
 
 def _use(path: Path, names: Iterable[str]) -> str:

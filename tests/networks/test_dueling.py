@@ -57,7 +57,7 @@ def test_bfloat16_values_are_close_to_float32_and_as_fine():
 
 
 def test_a_shape_that_no_network_fits_is_named():
-    with pytest.raises(ConfigError, match="only vectors and pictures"):
+    with pytest.raises(ConfigError, match="neither vectors nor pictures: give a --network"):
         make_network(spec_of((4, 4, 4, 4)), CONFIG)
 
 
