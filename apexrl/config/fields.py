@@ -61,7 +61,13 @@ def check_ranges(config: Any) -> None:
             value = schedule.ends
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not isinstance(number, bool):
+                if isinstance(number, float) and _is_whole(hints[field.name]):
+                    raise ConfigError(f"{flag_of(field.name)} {number} makes no sense: it has to be a whole number")
                 check_range(field.name, number, range_of(hints[field.name]))
+
+
+def _is_whole(hint: Any) -> bool:
+    return getattr(hint, "__origin__", hint) is int
 
 
 def check_range(name: str, number: float, allowed: Range) -> None:

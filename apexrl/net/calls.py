@@ -6,7 +6,10 @@ goes on without one. `finish` waits in the thread, `await` lets the other tasks 
 
 import asyncio
 import functools
+import math
+import time
 from collections.abc import Callable, Generator
+from numbers import Real
 from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from apexrl.net.connection import Connection
@@ -14,6 +17,13 @@ from apexrl.net.connection import Connection
 P = ParamSpec("P")
 T = TypeVar("T")
 Steps = Generator[tuple[Connection, float], None, T]
+
+
+def deadline_of(timeout_seconds: float) -> float:
+    """Returns when a call gives up, by the monotonic clock. Raises ValueError when the seconds are no number."""
+    if not isinstance(timeout_seconds, Real) or math.isnan(timeout_seconds):
+        raise ValueError(f"timeout_seconds {timeout_seconds!r}: give the seconds to wait, a number")
+    return time.monotonic() + timeout_seconds
 
 
 class Call(Generic[T]):

@@ -13,7 +13,7 @@ import zmq
 from apexrl.errors import PeerRefused, PeerTimeout, WireError
 from apexrl.net import wire
 from apexrl.net.arguments import MAX_NUMBER, checked_header, checked_number
-from apexrl.net.calls import Closing, Steps, call
+from apexrl.net.calls import Closing, Steps, call, deadline_of
 from apexrl.net.connection import HEARTBEAT_SECONDS, POLL_SECONDS, RESEND_SECONDS, Connection
 from apexrl.net.identity import marked
 from apexrl.net.insert_checks import InsertSizes, why_impossible
@@ -169,7 +169,7 @@ class InsertClient(Closing):
         self, message: wire.Insert, block: bytes, timeout_seconds: float, stopped: Callable[[], bool] = lambda: False
     ) -> Steps[bool]:
         """Is `insert` of a `checked` message, to be awaited."""
-        deadline = time.monotonic() + timeout_seconds
+        deadline = deadline_of(timeout_seconds)
         while not self.send_now(message, block):
             yield from self._waiting(lambda: self.may_insert, deadline - time.monotonic(), stopped)
             if not self.may_insert:
@@ -194,7 +194,7 @@ class InsertClient(Closing):
     @call
     def flushing(self, timeout_seconds: float) -> Steps[bool]:
         """Is `flush` to be awaited."""
-        deadline, asked = time.monotonic() + timeout_seconds, -1
+        deadline, asked = deadline_of(timeout_seconds), -1
         while self._unacknowledged and (left := deadline - time.monotonic()) > 0:
             if self._welcome and asked != self._next_to_send:  # a server acknowledges the last few only when asked
                 asked = self._next_to_send
@@ -218,7 +218,7 @@ class InsertClient(Closing):
     def _waiting(
         self, done: Callable[[], bool], timeout_seconds: float, stopped: Callable[[], bool], reason: str = ""
     ) -> Steps[None]:
-        deadline = time.monotonic() + timeout_seconds
+        deadline = deadline_of(timeout_seconds)
         self.poll()
         while not done() and not stopped():
             now = time.monotonic()

@@ -125,7 +125,7 @@ class RecordClient(Closing):
     @call
     def sampling(self, table: str, timeout_seconds: float = PATIENCE_SECONDS) -> Steps[Records]:
         """Is `sample` to be awaited."""
-        sample, numbers, unrolls = yield from self._reader.sampling_encoded(table, timeout_seconds)
+        sample, numbers, unrolls = yield from self._reader.sampling_encoded(table, timeout_seconds, self._reads)
         held = np.array([number in unrolls for number in numbers.tolist()], bool)
         blocks = {number: unroll.block for number, unroll in unrolls.items()}
         data = self._reads().decode(blocks, numbers[held].tolist())

@@ -122,8 +122,9 @@ def _fitted(name: str, value: Any, part: np.dtype) -> np.ndarray:
     if dtype.kind in "SU":
         if array.dtype.kind != dtype.kind or array.shape != shape or array.dtype.itemsize > dtype.itemsize:
             raise ValueError(f"field {name!r}: {value!s:.40} of {array.dtype}{array.shape}, not {dtype}{shape}")
-        if isinstance(value, str | bytes) and value[-1:] in ("\0", b"\0"):
-            raise ValueError(f"field {name!r}: a text that ends in a zero, which numpy does not keep")
+        leaves = [] if isinstance(value, np.ndarray) else np.asarray(value, object).ravel().tolist()
+        if any(leaf[-1:] in ("\0", b"\0") for leaf in leaves):
+            raise ValueError(f"field {name!r}: a text that ends in a zero, which numpy does not keep; uint8 keeps it")
         return array.astype(dtype)
     try:
         fitted = exactly(array, dtype, shape)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from apexrl.errors import PeerRefused, PeerTimeout
 from apexrl.net import wire
 from apexrl.net.arguments import check_named, checked_keys, checked_numbers, checked_update
-from apexrl.net.calls import Call, Closing, Steps, call
+from apexrl.net.calls import Call, Closing, Steps, call, deadline_of
 from apexrl.net.connection import POLL_SECONDS
 from apexrl.net.fetches import Fetch, Held
 from apexrl.net.handed_keys import HandedKeys
@@ -147,10 +147,10 @@ class ReplayClient(Closing):
 
     @call
     def sampling_encoded(
-        self, table: str, timeout_seconds: float
+        self, table: str, timeout_seconds: float, check: Callable[[], object] = lambda: None
     ) -> Steps[tuple[Sample, np.ndarray, dict[int, EncodedUnroll]]]:
         """Returns a batch, the unroll number [B] of each key, and the unrolls by number as they were inserted."""
-        deadline = time.monotonic() + timeout_seconds
+        deadline = deadline_of(timeout_seconds)
         while True:
             held = yield from self._taking(table, deadline - time.monotonic())
             batch, generation = held.batch, self._generation
@@ -158,6 +158,7 @@ class ReplayClient(Closing):
             named = np.unique(numbers).tolist()
             found = {number: unroll for number, unroll in zip(named, batch.unrolls, strict=False) if unroll.block}
             try:
+                check()  # whether the caller can read them
                 if missing := [number for number in named if number not in found]:
                     held.fetch = held.fetch or self._begin_fetch(missing)
                     found |= yield from self._getting(held.fetch, deadline)
@@ -183,7 +184,7 @@ class ReplayClient(Closing):
     @call
     def fetching(self, numbers: Iterable[int], timeout_seconds: float) -> Steps[dict[int, StoredUnroll]]:
         """Is `fetch` to be awaited."""
-        fetch, deadline = self._begin_fetch(checked_numbers(numbers)), time.monotonic() + timeout_seconds
+        fetch, deadline = self._begin_fetch(checked_numbers(numbers)), deadline_of(timeout_seconds)
         try:
             return self._decoded((yield from self._getting(fetch, deadline)))
         finally:
@@ -218,7 +219,7 @@ class ReplayClient(Closing):
     @call
     def deleting(self, table: str, keys: ArrayLike, timeout_seconds: float) -> Steps[int]:
         """Is `delete` to be awaited."""
-        numbers, deadline, count = checked_keys(keys), time.monotonic() + timeout_seconds, 0
+        numbers, deadline, count = checked_keys(keys), deadline_of(timeout_seconds), 0
         yield from self._until(lambda: self.spec is not None, timeout_seconds, "log")
         numbers, generation = numbers[self._current(table, numbers)], self._generation
         for first in range(0, len(numbers), wire.MAX_BATCH):
@@ -237,14 +238,14 @@ class ReplayClient(Closing):
     @call
     def resetting(self, table: str, timeout_seconds: float) -> Steps[int]:
         """Is `reset` to be awaited."""
-        return (yield from self._removing(table, b"", True, time.monotonic() + timeout_seconds, None))
+        return (yield from self._removing(table, b"", True, deadline_of(timeout_seconds), None))
 
     def statistics(self, timeout_seconds: float) -> wire.Statistics:
         """Returns the metrics of the server and of the log, and how it sees the log's peers.
 
         Raises: PeerTimeout when they do not come in time, PeerRefused when the server refuses us.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline = deadline_of(timeout_seconds)
         log_name = self._client.connection.log_name
         answer = Call(self._asking(lambda n: wire.AskStatistics(n, log_name), "statistics", deadline)).finish()
         assert isinstance(answer, wire.Statistics)
@@ -353,7 +354,7 @@ class ReplayClient(Closing):
             raise self._late(what)
 
     def _polling(self, done: Callable[[], bool], timeout_seconds: float) -> Steps[bool]:
-        deadline = time.monotonic() + timeout_seconds
+        deadline = deadline_of(timeout_seconds)
         while not done():
             self._poll()  # also where there is no time: a call that is made again and again gets on
             if done():

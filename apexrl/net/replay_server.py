@@ -63,7 +63,7 @@ class ReplayServer(Closing):
         actor_port: int = 0,
         learner_port: int = 0,
         seed: int = 0,
-        journal_dir: Path | None = None,
+        journal_dir: str | Path | None = None,
         keyring: Keyring | None = None,
         stream: StreamSpec | None = None,
     ):
@@ -71,9 +71,11 @@ class ReplayServer(Closing):
 
         Args:
           stream: the only one that it takes; without, that of the first actor.
-        Raises: ConfigError when a port or the journal cannot be used; everything is released then.
+        Raises: ConfigError when a number of the configuration, a port or the journal cannot be used; everything is
+          released then.
         """
-        self.service = ReplayService(config, seed, journal_dir, time.monotonic(), stream)
+        directory = None if journal_dir is None else Path(journal_dir)
+        self.service = ReplayService(config, seed, directory, time.monotonic(), stream)
         self._has_queue = any(table.kind in QUEUES for table in map(table_spec, config.tables))
         self._config = config
         self._is_closed = False

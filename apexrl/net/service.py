@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from apexrl.config.fields import check_ranges
 from apexrl.config.sections import ReplayConfig
 from apexrl.config.tables import logs_of
 from apexrl.errors import ConfigError, WireError
+from apexrl.memory import free_memory_bytes
 from apexrl.net import wire
 from apexrl.net.open_log import Advanced, OpenLog
 from apexrl.net.outbox import Outbox
@@ -23,6 +25,7 @@ from apexrl.types import StreamSpec
 logger = logging.getLogger(__name__)
 
 PEER_TIMEOUT_SECONDS = 15.0
+PLACE_BYTES = 8  # of a transition, in the ring of its log or in a table
 STALLED_SECONDS = 5.0  # between two calls of `expire`, which should be one
 STATISTICS_PERIOD_SECONDS = 0.1  # all requests within it get the same answer
 GREETINGS = {"actor": frozenset({wire.Hello}), "learner": frozenset({wire.Subscribe, wire.AskStatistics})}  # of a port
@@ -46,14 +49,21 @@ class ReplayService:
 
         Args:
           stream: the only spec that is served, where it is known.
-        Raises: ConfigError when a journal cannot be used or is of another stream, or the tables make no sense.
+        Raises: ConfigError when a journal cannot be used or is of another stream, or numbers or tables make no sense.
         """
+        check_ranges(config)
+        configs = logs_of(config)
+        needed, free = PLACE_BYTES * sum(own.capacity for own in configs.values()), free_memory_bytes()
+        if needed > free:
+            raise ConfigError(
+                f"--capacity {config.capacity:,} does not fit: beside its data it takes {needed / 1e9:.1f} GB of memory, "
+                f"and {free / 1e9:.1f} GB are free"
+            )
         self.logs: dict[str, ServedLog] = {}
         self.outbox = Outbox()
         self.memory_bytes = 0  # of the process, as its owner measures it
         self._expired_seconds = now
         self._answers: dict[str, tuple[float, wire.Statistics]] = {}  # by log: the last one, and when it was made
-        configs = logs_of(config)
         if journal_dir is None:
             logger.warning("no --journal-dir: experience is kept in memory only, and lost with this process")
         elif "" not in configs and (journal_dir / IDENTITY_FILE).exists():

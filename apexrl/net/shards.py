@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from apexrl.errors import PeerTimeout
 from apexrl.net import wire
 from apexrl.net.arguments import checked_keys, checked_numbers, checked_update
-from apexrl.net.calls import Closing, Steps, call
+from apexrl.net.calls import Closing, Steps, call, deadline_of
 from apexrl.net.connection import POLL_SECONDS
 from apexrl.net.keyring import Keyring
 from apexrl.net.replay_client import ReplayClient, SampledUnrolls, StoredUnroll
@@ -72,7 +72,7 @@ class ShardedReplayClient(Closing):
     @call
     def sampling(self, table: str, timeout_seconds: float) -> Steps[Sample]:
         """Is `sample` to be awaited."""
-        shard = yield from self._next_with_batch(table, time.monotonic() + timeout_seconds)
+        shard = yield from self._next_with_batch(table, deadline_of(timeout_seconds))
         return self._widened((yield from self.shards[shard].sampling(table, timeout_seconds)), shard)
 
     def sample_unrolls(self, table: str, timeout_seconds: float) -> SampledUnrolls:
@@ -82,7 +82,7 @@ class ShardedReplayClient(Closing):
     @call
     def sampling_unrolls(self, table: str, timeout_seconds: float) -> Steps[SampledUnrolls]:
         """Is `sample_unrolls` to be awaited."""
-        deadline, count = time.monotonic() + timeout_seconds, len(self.shards)
+        deadline, count = deadline_of(timeout_seconds), len(self.shards)
         shard = yield from self._next_with_batch(table, deadline)
         found = yield from self.shards[shard].sampling_unrolls(table, deadline - time.monotonic())
         unrolls = {number * count + shard: unroll for number, unroll in found.unrolls.items()}
@@ -100,7 +100,7 @@ class ShardedReplayClient(Closing):
     @call
     def fetching(self, numbers: Iterable[int], timeout_seconds: float) -> Steps[dict[int, StoredUnroll]]:
         """Is `fetch` to be awaited."""
-        deadline, count, found = time.monotonic() + timeout_seconds, len(self.shards), dict[int, StoredUnroll]()
+        deadline, count, found = deadline_of(timeout_seconds), len(self.shards), dict[int, StoredUnroll]()
         wanted = np.array(checked_numbers(numbers), np.int64)
         for shard, own in self._owners(wanted):
             held = yield from self.shards[shard].fetching(wanted[own] // count, deadline - time.monotonic())
@@ -123,7 +123,7 @@ class ShardedReplayClient(Closing):
     @call
     def deleting(self, table: str, keys: ArrayLike, timeout_seconds: float) -> Steps[int]:
         """Is `delete` to be awaited."""
-        names, deadline, count = checked_keys(keys), time.monotonic() + timeout_seconds, 0
+        names, deadline, count = checked_keys(keys), deadline_of(timeout_seconds), 0
         for shard, own in self._owners(names):
             left = deadline - time.monotonic()
             count += yield from self.shards[shard].deleting(table, names[own] // len(self.shards), left)
@@ -139,14 +139,14 @@ class ShardedReplayClient(Closing):
     @call
     def resetting(self, table: str, timeout_seconds: float) -> Steps[int]:
         """Is `reset` to be awaited."""
-        deadline, count = time.monotonic() + timeout_seconds, 0
+        deadline, count = deadline_of(timeout_seconds), 0
         for client in self.shards:
             count += yield from client.resetting(table, deadline - time.monotonic())
         return count
 
     def statistics(self, timeout_seconds: float) -> list[wire.Statistics]:
         """Returns the statistics of each shard."""
-        deadline = time.monotonic() + timeout_seconds
+        deadline = deadline_of(timeout_seconds)
         return [client.statistics(deadline - time.monotonic()) for client in self.shards]
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ HANDSHAKE_FAULTS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 RECONNECT_SECONDS = 5.0  # between two connections after a handshake that failed
+LARGEST_PORT = 65_535
 CONNECT_SECONDS = 5  # then the name is asked again: Linux would try a lost address for two minutes
 
 
@@ -61,10 +62,12 @@ def bind(
       keyring: with it only owners of the keys of the roles in `clients` may connect.
     Raises: ConfigError when the address cannot be bound; the socket is closed then.
     """
-    if keyring is not None:
-        with _closed_on_error(socket):
+    with _closed_on_error(socket):
+        if not (isinstance(port, int) and 0 <= port <= LARGEST_PORT):  # libzmq takes others for some of these
+            raise ConfigError(f"port {port}: give a whole number up to {LARGEST_PORT}, or 0 for any that is free")
+        if keyring is not None:
             keyring.guard(socket, clients)
-    elif not is_loopback(host):
+    if keyring is None and not is_loopback(host):
         logger.warning("%s:%d is open to everybody who can reach it, and not encrypted: give --keys", host, port)
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = HEARTBEAT_SECONDS

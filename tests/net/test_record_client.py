@@ -154,6 +154,44 @@ def test_other_records_are_refused(make, spec, server):
         make({"any": 1}, fields={"id": "int32"}).sample("any", 100)
 
 
+def test_a_reader_of_other_records_empties_no_queue(make):
+    fill(make(), 20)
+    wrong = make({"queue": 2}, {"y": "int8"})
+    for _ in range(8):
+        with pytest.raises(ApexError, match="the log holds records of"):
+            wrong.sample("queue", 100)
+    wrong.close()
+    assert make({"queue": 2}).sample("queue", 100).keys[0] <= 8, "what was on the way to it"
+
+
+@pytest.mark.parametrize("seconds", [np.nan, None, "1"])
+def test_a_deadline_that_is_none_is_refused(make, seconds):
+    client = make({"any": 2})
+    for wait in (client.flush, lambda s: client.sample("any", s), lambda s: client.delete("any", [0], s)):
+        with pytest.raises(ValueError, match=r"timeout_seconds .*: give the seconds to wait"):
+            wait(seconds)
+    assert client.flush(np.float32(100))
+
+
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"capacity": 1.5}, "--capacity 1.5 makes no sense: it has to be a whole number"),
+    ({"capacity": 10**13}, "--capacity 10,000,000,000,000 does not fit"),
+    ({"max_gb": np.nan}, "--max-gb nan makes no sense"), ({"max_gb": -1.0}, "--max-gb -1.0 makes no sense"),
+    ({"eviction_period_batches": 0}, "--eviction-period-batches 0 makes no sense"),
+    ({"priority_exponent": -1.0}, "--priority-exponent -1.0 makes no sense"),
+    ({"importance_exponent": np.nan}, "--importance-exponent nan makes no sense"),
+])  # fmt: skip
+def test_a_server_in_a_program_checks_its_numbers(changes, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        ReplayServer(ReplayConfig(tables=TABLES, **changes))
+
+
+@pytest.mark.parametrize("port", [70_000, -1, 1.5])
+def test_a_port_that_is_none_is_refused(port):
+    with pytest.raises(ConfigError, match=f"port {port}: give a whole number up to 65535"):
+        ReplayServer(ReplayConfig(tables=TABLES), actor_port=port)
+
+
 def test_what_is_too_large_to_come_along_is_fetched(make, monkeypatch):
     fill(make(), 10)
     monkeypatch.setattr(sessions, "MAX_BATCH_BYTES", 300)

@@ -109,3 +109,11 @@ def test_a_block_of_another_size_is_refused():
 def test_a_shape_without_numbers_is_told_as_such():
     with pytest.raises(ValueError, match=r"field 'a' of float32 of shape \(0,\): give"):
         layout_of({"a": ("float32", (0,))})
+
+
+def test_texts_in_a_list_keep_their_zeros_or_are_refused():
+    codec = RecordCodec(layout_of({"h": ("S4", 2)}))
+    for value in ([b"ab\0\0", b"c"], (b"a", b"\0")):
+        with pytest.raises(ValueError, match="a text that ends in a zero, which numpy does not keep"):
+            codec.encode({"h": value})
+    codec.encode({"h": [b"a\0b", b""]})
