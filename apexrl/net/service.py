@@ -55,10 +55,8 @@ class ReplayService:
         configs = logs_of(config)
         needed, free = PLACE_BYTES * sum(own.capacity for own in configs.values()), free_memory_bytes()
         if needed > free:
-            raise ConfigError(
-                f"--capacity {config.capacity:,} does not fit: beside its data it takes {needed / 1e9:.1f} GB of memory, "
-                f"and {free / 1e9:.1f} GB are free"
-            )
+            words = f"it takes {needed / 1e9:.1f} GB of memory beside its data, and {free / 1e9:.1f} GB are free"
+            raise ConfigError(f"--capacity {config.capacity:,} does not fit: {words}")
         self.logs: dict[str, ServedLog] = {}
         self.outbox = Outbox()
         self.memory_bytes = 0  # of the process, as its owner measures it
