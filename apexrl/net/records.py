@@ -36,11 +36,11 @@ def layout_of(fields: Mapping[str, FieldType]) -> np.dtype:
         dtype = np.dtype(kind)
         if any("\ud800" <= letter <= "\udfff" for letter in name):
             raise ValueError(f"field {name!r}: half of a surrogate pair is no character")
-        if dtype.kind not in KINDS or not np.dtype((dtype, shape)).itemsize:
+        is_wider = dtype.kind == "f" and dtype.itemsize > 8  # and of other bytes on other machines
+        if dtype.kind not in KINDS or is_wider or not np.dtype((dtype, shape)).itemsize:
             of_shape = f" of shape {shape}" if shape else ""
-            raise ValueError(
-                f"field {name!r} of {dtype}{of_shape}: give bool, an integer, a float, or a text such as U20 or S20"
-            )
+            wanted = "bool, an integer, a float of up to 64 bits, or a text such as U20 or S20"
+            raise ValueError(f"field {name!r} of {dtype}{of_shape}: give {wanted}")
         parts.append((name, dtype.newbyteorder("<"), shape))
     return np.dtype(parts)
 

@@ -11,6 +11,7 @@ from apexrl.net.insert_checks import checked_arrays, why_impossible
 from apexrl.net.open_log import Advanced, OpenLog
 from apexrl.net.outbox import Outbox
 from apexrl.net.protocols import why_other_protocol
+from apexrl.net.records import ENV as RECORDS
 from apexrl.net.statistics import Vitals, metrics_of, peers_of
 from apexrl.replay.journal import Journal, Lock, new_identity
 from apexrl.replay.log import LogEntry
@@ -211,8 +212,8 @@ class ServedLog:
 def why_refuse(spec: StreamSpec, held: StreamSpec | None) -> str:
     """Returns why an actor with a spec cannot be served by a server that holds another, or an empty string."""
     if held is not None and spec != held:
-        return (
-            f"the log holds another stream than yours ({difference(held, spec)}): "
-            "use the same --env with its settings, --agent and algorithm flags everywhere"
-        )
+        cure = "use the same --env with its settings, --agent and algorithm flags everywhere"
+        if held.env == RECORDS:
+            cure = "give the fields that its records have"
+        return f"the log holds another stream than yours ({difference(held, spec)}): {cure}"
     return why_impossible(spec)

@@ -64,6 +64,7 @@ def test_what_holds_no_records_is_said(changes):
         {"a": "U"},
         {"a": "M8[s]"},
         {"a": "c16"},
+        {"a": "longdouble"},
         {"a": ("f4", 0)},
         {"a": "no type"},
         {"\ud800": "int8"},
