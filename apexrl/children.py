@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from apexrl.clocks import EPOCH, EPOCH_VARIABLE
+from apexrl.clocks import EPOCH_VARIABLE, epoch
 
 PACKAGE = Path(__file__).resolve().parent
 PARENT_VARIABLE = "APEXRL_PARENT"  # holds the process id of the one that has started this process
@@ -28,7 +28,7 @@ def start_child(arguments: Sequence[str], variables: Mapping[str, str], **option
       options: of `Popen`; without them it has no input, and our output.
     """
     settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "start_new_session": True} | options
-    environment = {**child_environment(), EPOCH_VARIABLE: repr(EPOCH), **variables}
+    environment = {**child_environment(), EPOCH_VARIABLE: repr(epoch()), **variables}
     child = subprocess.Popen([sys.executable, "-P", *arguments], env=environment, **settings)
     if settings["start_new_session"] and (niceness := os.nice(0)) > 0:
         make_session_nice(child.pid, niceness)

@@ -1,18 +1,25 @@
 """Times that go on evenly where somebody sets the clock, or where this process stands still for a while."""
 
+import functools
 import os
 import time
 
 LONGEST_LOOK_SECONDS = 2.0
 EPOCH_VARIABLE = "APEXRL_EPOCH"
-EPOCH = float(os.environ.get(EPOCH_VARIABLE) or time.time() - time.monotonic())
-"""The wall clock where the monotonic one was 0, as the process saw it that has started this one: a role that starts
-again later agrees with the others about when the run ends, whatever became of the clock."""
+
+
+@functools.cache
+def epoch() -> float:
+    """Returns the wall clock where the monotonic one was 0, as the process saw it that has started this one.
+
+    So a role that starts again later agrees with the others about when the run ends, whatever became of the clock.
+    """
+    return float(os.environ.get(EPOCH_VARIABLE) or time.time() - time.monotonic())
 
 
 def time_of_day() -> float:
     """Returns the seconds since 1970, which go on evenly where somebody sets the clock, and stand while we sleep."""
-    return EPOCH + time.monotonic()
+    return epoch() + time.monotonic()
 
 
 class Absence:

@@ -33,7 +33,7 @@ child.communicate(timeout=100)
 
 
 def test_a_child_has_our_time_of_day_whatever_became_of_the_clock(monkeypatch):
-    monkeypatch.setattr(children, "EPOCH", 1000.0)
+    monkeypatch.setattr(children, "epoch", lambda: 1000.0)
     body = "import time; from apexrl.clocks import time_of_day; print(time_of_day() - time.monotonic())"
     child = children.start_child(["-c", body], {}, stdout=subprocess.PIPE)
     assert float(child.communicate(timeout=100)[0]) == pytest.approx(1000, abs=1)

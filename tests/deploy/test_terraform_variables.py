@@ -244,6 +244,7 @@ def another(name: str, kind: Any, value: Any) -> Any:
         "wrapper": ("module:one", "module:two"),
         "resize": (84, 96),
         "mix": ("uniform=1/4", "uniform@500=3/4"),
+        "batch_size": 720,  # which these shares and all samples of minibatches divide
     }
     if name in chosen:
         return chosen[name]

@@ -261,8 +261,8 @@ variable "actor_hosts" {
   }
 
   validation {
-    # Beside them are AWS's five, the replay host's, two of each learner host, and new hosts that come before old ones go.
-    condition     = try(var.actor_hosts + max(14, ceil(var.actor_hosts / 10) + 6) + 2 * var.learner_hosts <= pow(2, 32 - tonumber(split("/", var.vpc_cidr)[1])), true)
+    # Beside them are AWS's five, the replay host's, two of each of eight learner hosts, and hosts that come before others go.
+    condition     = try(var.actor_hosts + ceil(var.actor_hosts / 10) + 22 <= pow(2, 32 - tonumber(split("/", var.vpc_cidr)[1])), true)
     error_message = "actor_hosts is more than the addresses of vpc_cidr ${var.vpc_cidr}: give a wider vpc_cidr, such as 10.79.0.0/20, or fewer hosts."
   }
 }
