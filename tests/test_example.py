@@ -97,5 +97,5 @@ def test_several_logs_in_one_server_as_the_page_has_it(tmp_path):
     page = (ROOT / "docs/service.md").read_text().partition("### Several logs in one server\n")[2]
     (tmp_path / "kinds.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     assert in_base(tmp_path / "kinds.py", cwd=tmp_path) == "['an answer']\n"
-    assert sorted(path.name for path in (tmp_path / "service").iterdir()) == ["pictures", "requests"]
-    assert "1 transitions" in in_base("apexrl/__main__.py", "inspect", "summary", tmp_path / "service/requests")
+    assert sorted(path.name for path in (tmp_path / "service-logs").iterdir()) == ["pictures", "requests"]
+    assert "1 transitions" in in_base("apexrl/__main__.py", "inspect", "summary", tmp_path / "service-logs/requests")

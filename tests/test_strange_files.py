@@ -163,10 +163,10 @@ def test_an_agent_is_refused_in_one_line(tmp_path, strange, name, monkeypatch, s
     for argument in (run, path):
         with pytest.raises(ApexError):
             apexrl.load(argument)
-        for role in (watch, export):
+        for main in (lambda: watch.main(Stop()), export.main):
             monkeypatch.setattr(sys, "argv", ["program", str(argument)])
             with pytest.raises(ApexError) as fault:
-                role.main(Stop())
+                main()
             assert "\n" not in str(fault.value)
 
 

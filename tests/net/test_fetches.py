@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from apexrl.errors import PeerTimeout
-from apexrl.net import InsertClient, ReplayClient, replay_client, wire
+from apexrl.net import InsertClient, ReplayClient, calls, replay_client, wire
 from apexrl.unroll import UnrollCodec
 from tests.net.peers import TABLE, hear
 from tests.system.processes import wait_for
@@ -56,7 +56,8 @@ def subscribed(by_hand, client, spec, log="log", continues=False):
 
 def test_nothing_is_asked_again_while_answers_come(by_hand, spec, context, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(replay_client, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (replay_client, calls):
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     client = ReplayClient(by_hand.endpoint, "reader", {TABLE: 4}, context=context)
     subscribed(by_hand, client, spec)
     steps, asked = iter(client.fetching(range(5), 100)), []

@@ -71,7 +71,7 @@ BAD_SPECS = [
     ({"extras": (msgspec.structs.replace(EXTRA, shape=(2**20,)),)}, "lower --unroll-starts"),
     ({"unroll_starts": 0}, "counts below 1"),
     ({"stacked_frames": 0}, "counts below 1"),
-    ({"frame_shape": (2, 0)}, "frames of shape"),
+    ({"frame_shape": (2, 0)}, "observations (2, 0), which are no numbers at all"),
 ]
 
 

@@ -28,7 +28,7 @@ changed = msgspec.structs.replace
         ({"extras": (Field("id", "episode", "int32"),)}, "'episode'"),
         ({"extras": (Field("reward", "step", "int32"),)}, "distinct"),
         ({"frame_dtype": "float64"}, "'float64'"),
-        ({"frame_shape": (0, 2)}, "frames of shape"),
+        ({"frame_shape": (0, 2)}, "which are no numbers at all"),
         ({"frame_shape": (2**20, 2**10)}, "lower --unroll-starts"),
         ({"num_actions": 0}, "num_actions"),
         ({"num_actions": -1}, "num_actions"),
