@@ -290,7 +290,7 @@ class LearnerLoop:
         seconds, next_report = self._command.learning.final_evaluation_seconds, 0.0
         self._publish_soon(updater, record, is_last=True)
         self._arrivals.collect(0)
-        self._waits_for, self._first_games, began = LAST_EVALUATION, None, time.monotonic()
+        self._waits_for, began = LAST_EVALUATION, time.monotonic()
         while record.evaluated_updates != updater.num_updates and not stop.wait(BATCH_WAIT_SECONDS):
             if (now := time.monotonic()) - began >= seconds:
                 logger.warning("%s did not end within %.0f s", LAST_EVALUATION, seconds)
