@@ -37,7 +37,7 @@ from apexrl.types import EnvironmentSpec, StreamUnrolls
 
 
 class DpgActing(Acting):
-    """The policy's actions, and noise by a ladder over all environments."""
+    """Random actions before the learner's first update, then the policy's, and noise by a ladder over environments."""
 
     algorithm: DpgAlgorithm
 
@@ -47,9 +47,13 @@ class DpgActing(Acting):
 
     def act(self, values: np.ndarray, exploration: Exploration, rng: np.random.Generator) -> tuple[np.ndarray, Extras]:
         """Returns actions [E, size] within the bounds, and those without noise for `priorities`."""
-        _, reach = range_of(self.spec.action_bounds)
-        noise = exploration[:, None] * reach * rng.standard_normal(values.shape)
-        return clipped(values + noise, self.spec.action_bounds), {"policy": values}
+        center, reach = range_of(self.spec.action_bounds)
+        if self.params_version:
+            actions = values + exploration[:, None] * reach * rng.standard_normal(values.shape)
+        else:  # around what a new policy does, critics know too little to lead it away from the bounds
+            drawn = center + reach * rng.uniform(-1, 1, values.shape)
+            actions = np.where(exploration[:, None] > 0, drawn, values)
+        return clipped(actions, self.spec.action_bounds), {"policy": values}
 
     def priorities(self, unrolls: StreamUnrolls, extras: Extras) -> np.ndarray | None:
         """Returns |n-step TD error| [K, E] by the actor's own critics, where it has them."""

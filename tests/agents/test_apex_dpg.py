@@ -238,6 +238,7 @@ def test_the_target_policys_noise_stays_within_clip_and_bounds(make_unroll):
 
 def test_actions_have_the_noise_of_their_rung_and_stay_within_bounds():
     acting = DpgActing(dataclasses.replace(ALGORITHM, noise_least=0.1, noise_most=0.4), VECTORS)
+    acting.params_version = 1
     exploration = acting.explore(np.arange(3), 3)
     assert exploration.tolist() == pytest.approx([0.1, 0.2, 0.4]) and acting.evaluation_exploration == 0
     values = np.tile(np.float32([0.0, 0.5]), (3000, 1))
@@ -247,6 +248,18 @@ def test_actions_have_the_noise_of_their_rung_and_stay_within_bounds():
     assert actions[:, 0].reshape(3, 1000).std(axis=1) == pytest.approx([0.2, 0.4, 0.8], rel=0.1)
     exact, _ = acting.act(values, np.zeros(3000), np.random.default_rng(0))
     assert np.array_equal(exact, values)
+
+
+def test_actions_are_uniformly_random_before_the_first_update_where_an_environment_explores():
+    acting = DpgActing(ALGORITHM, VECTORS)
+    acting.params_version = 0
+    values = np.tile(np.float32([0.0, 0.5]), (3000, 1))
+    actions, extras = acting.act(values, np.repeat([0.3, 0.0], 1500), np.random.default_rng(0))
+    low, high = np.array(BOUNDS, np.float32).T
+    drawn = (actions[:1500] - low) / (high - low)
+    assert drawn.mean(axis=0) == pytest.approx([0.5, 0.5], abs=0.05)
+    assert drawn.std(axis=0) == pytest.approx([0.289, 0.289], abs=0.02)
+    assert np.array_equal(actions[1500:], values[1500:]) and np.array_equal(extras["policy"], values)
 
 
 @pytest.mark.parametrize(

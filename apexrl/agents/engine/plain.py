@@ -146,6 +146,8 @@ class Acting:
 
     network: FrameNetwork
     """The module's `make_network`, in float32 and with the newest parameters; for `priorities`, which may ask it."""
+    params_version: int
+    """Updates of the learner in these parameters: 0 before the first one."""
 
     def __init__(self, algorithm: Any, spec: StreamSpec):
         """Takes the numbers that actors and the learner agree on, and the stream of the log."""

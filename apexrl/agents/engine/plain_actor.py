@@ -50,14 +50,15 @@ class PlainActor:
         """
         self._acting, self._make_network, self._kind, self._device = acting, make_network, kind, device
         self._lstm_size = lstm_size_of(acting.spec)
-        self._policy, self.header = self._make_policy(parameters), parameters.header
+        self._policy = self._make_policy(parameters)
+        self._take_header(parameters)
 
     def load(self, parameters: Parameters) -> None:
         if parameters.header.network == self.header.network:
             self._policy.load(parameters.tensors)
         else:  # the learner came back with another network
             self._policy = self._make_policy(parameters)
-        self.header = parameters.header
+        self._take_header(parameters)
 
     def initial_state(self, num_envs: int) -> ActorState:
         core_state = np.zeros((num_envs, 2, self._lstm_size), np.float32)
@@ -96,6 +97,9 @@ class PlainActor:
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
             raise ApexError(f"`act` gives a {type(found).__name__}: give a tuple of actions, and extras by name")
         return found
+
+    def _take_header(self, parameters: Parameters) -> None:
+        self.header, self._acting.params_version = parameters.header, parameters.header.params_version
 
     def _make_policy(self, parameters: Parameters) -> Policy:
         spec, network = parameters.header.spec, from_text(parameters.header.network, self._kind)
