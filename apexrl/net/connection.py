@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import threading
 import time
 
 import msgspec
@@ -27,10 +28,30 @@ MAX_ASK_SECONDS = 10.0  # longest pause between two heartbeats to a silent serve
 MAX_QUEUED_MESSAGES = 16_384  # more than acknowledgements and demand allow in flight
 
 
+class Use:
+    """The use of a client, by one thread at a time: it may begin again in the thread that has it already."""
+
+    def __init__(self, endpoint: str):
+        self._endpoint = endpoint
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        """Raises ApexError when another thread is in the midst of its own use."""
+        if not self._lock.acquire(blocking=False):
+            raise ApexError(
+                f"the client of {self._endpoint} is in use by another thread: make a client for each thread, or hold a "
+                "lock of yours around each call"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Connection:
     """A DEALER socket to the server, which knows the peer by its secret routing id.
 
-    Belongs to one thread of the process that made it: a socket does not survive a fork.
+    Belongs to one thread of the process that made it: a socket does not survive a fork, and two threads at once are
+    told by `use`.
     """
 
     def __init__(
@@ -43,6 +64,7 @@ class Connection:
         self.num_dropped = 0  # messages of ours that the server dropped
         self.last_heard = self.last_sent = time.monotonic()
         self.has_answered = False
+        self.use = Use(endpoint)
         self.waiters: set[asyncio.Future[None]] = set()  # tasks that wait until it is readable
         self._process = os.getpid()
         self._is_known = False  # the server took our greeting at least once
@@ -61,7 +83,7 @@ class Connection:
         """Sends a message that is encoded already."""
         self.check_usable()
         self.last_sent = time.monotonic()
-        with contextlib.suppress(zmq.Again):
+        with self.use, contextlib.suppress(zmq.Again):
             send(self._socket, frames)
 
     def receive(self, timeout_milliseconds: int) -> tuple[wire.FromReplay, list[bytes]] | None:
@@ -70,7 +92,8 @@ class Connection:
         Raises: PeerRefused when the server refuses this client, or cannot read its greeting.
         """
         self.check_usable()
-        frames = receive(self._socket, timeout_milliseconds)
+        with self.use:
+            frames = receive(self._socket, timeout_milliseconds)
         if frames is None:
             return None
         try:
@@ -101,7 +124,8 @@ class Connection:
     def wait(self, seconds: float) -> None:
         """Waits for a message, but no longer than so many seconds."""
         self.check_usable()
-        self._socket.poll(max(int(seconds * 1000) + 1, 1))
+        with self.use:
+            self._socket.poll(max(int(seconds * 1000) + 1, 1))
 
     @property
     def is_readable(self) -> bool:

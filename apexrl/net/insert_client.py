@@ -55,6 +55,7 @@ class InsertClient(Closing):
         num_streams = checked_number(operator.index, num_streams, "num_streams")
         _check_greeting(wire.Hello(PROTOCOLS[0], marked(name, b""), num_streams, spec, 0, PROTOCOL, log))
         self._connection = Connection(endpoint, keyring, context, log)
+        self.use = self._connection.use
         self.actor = marked(name, self._connection.routing_id)
         self.slots: tuple[int, ...] = ()
         self.ladder_size = 0
@@ -149,20 +150,21 @@ class InsertClient(Closing):
 
     def send_now(self, message: wire.Insert, block: bytes) -> bool:
         """Sends a `checked` message, if the server allows it already; returns whether it did."""
-        if time.monotonic() - self._listened_seconds > LISTEN_SECONDS:
-            self.poll()
-        if not self.may_insert:
-            return False
-        self._connection.check_usable()
-        if not self._unacknowledged:
-            self._last_progress = time.monotonic()
-        sequence = self._next_sequence
-        if message.sequence != sequence:
-            message = msgspec.structs.replace(message, sequence=sequence)
-        self._unacknowledged[sequence] = wire.encode(message), block
-        self._next_sequence += 1
-        self._send_allowed()
-        return True
+        with self.use:
+            if time.monotonic() - self._listened_seconds > LISTEN_SECONDS:
+                self.poll()
+            if not self.may_insert:
+                return False
+            self._connection.check_usable()
+            if not self._unacknowledged:
+                self._last_progress = time.monotonic()
+            sequence = self._next_sequence
+            if message.sequence != sequence:
+                message = msgspec.structs.replace(message, sequence=sequence)
+            self._unacknowledged[sequence] = wire.encode(message), block
+            self._next_sequence += 1
+            self._send_allowed()
+            return True
 
     @call
     def sending(

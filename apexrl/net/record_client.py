@@ -189,7 +189,8 @@ class RecordClient(Closing):
         Raises: ValueError when one of those does not fit.
         """
         writer, codec = self._writes()
-        block = codec.encode(record)
+        with writer.use:
+            block = codec.encode(record)
         if not 0 <= priority <= LARGEST_PRIORITY:
             raise ValueError(f"priority {priority}: give a finite float32 number from 0")
         if self._first is None:

@@ -70,14 +70,13 @@ def layout_from(spec: StreamSpec) -> np.dtype:
 
 
 class RecordCodec:
-    """Records to the blocks of their unrolls, and back. Not thread-safe."""
+    """Records to the blocks of their unrolls, and back. Two threads may not encode at once."""
 
     def __init__(self, layout: np.dtype):
         self._fields = _parts(layout)
         self._layout = layout
         self._num_bytes = len(_BEFORE) + layout.itemsize + len(_AFTER)
         self._compressor = zstandard.ZstdCompressor(level=1, write_content_size=True)
-        self._decompressor = zstandard.ZstdDecompressor()
 
     def encode(self, record: Mapping[str, Any]) -> bytes:
         """Returns the block of a record.
@@ -96,15 +95,16 @@ class RecordCodec:
         Raises: WireError when a block is no record.
         """
         inner = slice(len(_BEFORE), -len(_AFTER))
-        records = {number: self._decompressed(block)[inner] for number, block in blocks.items()}
+        decompressor = zstandard.ZstdDecompressor()
+        records = {number: self._decompressed(decompressor, block)[inner] for number, block in blocks.items()}
         rows = np.frombuffer(b"".join([records[number] for number in numbers]), self._layout)
         return {name: np.array(rows[name]) for name in self._fields}
 
-    def _decompressed(self, block: bytes) -> bytes:
+    def _decompressed(self, decompressor: zstandard.ZstdDecompressor, block: bytes) -> bytes:
         try:
             size = zstandard.frame_content_size(block)
             if size == self._num_bytes:
-                return self._decompressor.decompress(block)
+                return decompressor.decompress(block)
         except zstandard.ZstdError as error:
             raise WireError(f"a record does not decompress: {error}") from error
         raise WireError(f"a record's block says {size} bytes, not {self._num_bytes}")

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import selectors
+import sys
+import threading
 import time
 
 import numpy as np
@@ -272,6 +274,48 @@ def test_a_descriptor_says_when_a_batch_has_come(make):
         while not client.has_batch("any") and time.monotonic() < end:
             selector.select(1)
     check(client.sample("any", 0), 1)
+
+
+def test_threads_that_share_a_client_are_told_and_lose_nothing(make):
+    client, told = make(), []
+
+    def insert():
+        for i in range(200):
+            try:
+                client.insert(record(i), 1.0, 100)
+            except ApexError as error:
+                told.append(str(error))
+
+    threads = [threading.Thread(target=insert) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+    finally:
+        sys.setswitchinterval(0.005)
+    assert client.flush(100)
+    assert all("in use by another thread: make a client for each thread" in fault for fault in told), told
+    assert client.reset("any", 100) == 800 - len(told)
+
+
+def test_a_thread_is_told_that_another_one_waits_with_the_client(make):
+    client, told = make({"any": 1}), []
+
+    def use(call):
+        try:
+            call()
+        except ApexError as error:
+            told.append(str(error))
+        return told
+
+    waiting = threading.Thread(target=use, args=[lambda: client.sample("any", 100)])
+    waiting.start()
+    wait_for(lambda: use(lambda: client.has_batch("any")), 10, "an error")
+    fill(make(), 1)
+    waiting.join(100)
+    assert all("in use by another thread" in fault for fault in told), told
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # which Python 3.12 says to a fork
