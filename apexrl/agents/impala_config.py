@@ -217,7 +217,15 @@ def idle(command: Any, stream: StreamSpec) -> Mapping[str, str]:
                 f"--entropy-target {update.entropy_target}: a policy over {num_actions} actions has an entropy between "
                 f"0 and {most:.3g}: give one between them"
             )
-    fields = {} if command.algorithm.lstm else {"lstm_size": "--lstm", "replay_state": "--lstm"}
+    parts, fields = parts_of(update.mix), dict[str, str]()
+    if all(part.is_online for part in parts):
+        fields |= dict.fromkeys(("trust_region", "replay_state"), "a part of --mix that replays")
+    if not command.algorithm.lstm:
+        fields |= {"lstm_size": "--lstm", "replay_state": "--lstm"}
+    selecting = [part for part in parts if part.rule is not None]
+    for name in ("candidates", "distance", "anneal_updates"):
+        if all(getattr(part, name) is not None for part in selecting):
+            fields[name] = "a part of --mix that keeps some of several candidates, and leaves it to this flag"
     return fields | ({"first_deviation": "actions that are vectors"} if num_actions else {})
 
 

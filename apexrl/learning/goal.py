@@ -103,14 +103,14 @@ def number_of(progress: Progress) -> float:
 def ways_of(command: LearnerCommand) -> dict[str, Schedule]:
     """Returns the ways of all numbers of a learner's updates that may change, by field.
 
-    A journal's learner without an end gets no frames either: a number stays where its way would go with the run.
+    A journal's learner and a guest get their frames at once, which measure no way: each goes with the run, or stays
+    where that has no end.
     """
     learning, ways = command.learning, schedules_of(command.update)
-    if learning.total_frames or learning.total_updates or command.ends_at:
+    if not (isinstance(command, OfflineCommand) and (command.from_journal or command.guest)):
         return ways
-    if not (isinstance(command, OfflineCommand) and command.from_journal):
-        return ways
-    return {name: way if way.frames else Schedule(way.start, way.start) for name, way in ways.items()}
+    has_end = learning.total_frames or learning.total_updates or command.ends_at
+    return {name: way._replace(frames=0, end=way.end if has_end else way.start) for name, way in ways.items()}
 
 
 class Courses:

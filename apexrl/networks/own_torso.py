@@ -10,10 +10,12 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from apexrl.config.sections import NetworkConfig
 from apexrl.errors import ConfigError, reason_of
 from apexrl.networks.frame_layout import FrameLayout
+from apexrl.networks.parameters import why_no_parameters
 from apexrl.own_modules import own
 from apexrl.types import EnvironmentSpec
 
@@ -42,6 +44,13 @@ class OwnTorso(nn.Module):
             raise ConfigError(f"{self._asked} fails with shapes {shapes}: {reason_of(error)}") from error
         if not isinstance(self.module, nn.Module):
             raise ConfigError(f"{self._asked} gives {self.module!r:.200}: give a torch.nn.Module")
+        if normed := [name for name, part in self.module.named_modules() if isinstance(part, _BatchNorm)]:
+            raise ConfigError(
+                f"{self._asked} normalizes batches in {normed[0] or 'itself'}, and actors have none: give LayerNorm or "
+                "GroupNorm"
+            )
+        if fault := why_no_parameters(self.module.state_dict()):
+            raise ConfigError(f"{self._asked}: {fault}")
         self.register_buffer("order", torch.eye(stacked)[:, :, None, None], persistent=False)
         self.num_features = self._tried()
 

@@ -4,6 +4,7 @@ Means and deviations of observations keep float32: those of numbers far from 0 w
 """
 
 import struct
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +23,17 @@ class Parameters(NamedTuple):
 
     header: ParametersHeader
     tensors: dict[str, torch.Tensor]
+
+
+def why_no_parameters(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Returns why such tensors of a network cannot travel, "" where they can: whole numbers would be others then."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() and tensor.dtype != torch.bool:
+            return (
+                f"{name} has {str(tensor.dtype).removeprefix('torch.')} numbers, and actors get floats of 16 bits: "
+                "register it with persistent=False where it is always the same, or leave it out"
+            )
+    return ""
 
 
 def halved(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

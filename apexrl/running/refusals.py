@@ -96,8 +96,8 @@ def _check_reproducible(command_line: Asked[RunCommand], begins: list[str]) -> N
     asked = command_line.command
     if begins:
         raise ConfigError(f"--reproducible begins a run and continues none: leave out {' '.join(begins)}")
-    if {asked.learning.device, asked.actor_device} - {"auto", "cpu"}:
-        raise ConfigError("--reproducible computes on the CPU: leave out --device and --actor-device")
+    if {asked.learning.device, asked.actor_device, asked.learning.learner_devices} - {"auto", "cpu", ""}:
+        raise ConfigError("--reproducible computes on the CPU: leave out --device, --learner-devices, --actor-device")
     if seconds := command_line.flags(PERIODS_SECONDS):
         periods = " and ".join(map(flag_of, PERIODS))
         raise ConfigError(f"--reproducible counts updates, not seconds: {periods} instead of {' '.join(seconds)}")

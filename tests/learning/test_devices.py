@@ -1,10 +1,15 @@
 """The devices of several learners."""
 
+import dataclasses
+
 import pytest
 
+from apexrl.config.commands import LearnerCommand
+from apexrl.config.flags import default_command
 from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
 from apexrl.learning.devices import devices_of
+from apexrl.learning.updates.team import join_team
 
 
 @pytest.mark.parametrize(
@@ -19,6 +24,19 @@ from apexrl.learning.devices import devices_of
 )
 def test_each_learner_has_a_device(devices, device, count, num_gpus, expected):
     assert devices_of(LearningConfig(device=device, learner_devices=devices), count, num_gpus) == expected
+
+
+def test_a_learner_alone_has_the_device_that_is_named_for_it():
+    def joined(**devices):
+        command = default_command(LearnerCommand)
+        command, team = join_team(dataclasses.replace(command, learning=LearningConfig(**devices)))
+        assert team.size == 1
+        return command.learning.device
+
+    assert joined(learner_devices="cuda:1") == "cuda:1"
+    assert joined(device="cuda:1") == "cuda:1" and joined() == "auto"
+    with pytest.raises(ConfigError, match="names 2 devices for 1 learners"):
+        joined(learner_devices="cpu,cpu")
 
 
 def test_too_few_devices_are_an_error():

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from apexrl.agents.impala_config import ImpalaUpdate
-from apexrl.config.commands import LearnerCommand
-from apexrl.config.flags import default_command, with_sections
+from apexrl.config.commands import LearnerCommand, OfflineCommand
+from apexrl.config.flags import default_command, with_preset, with_sections
 from apexrl.config.schedules import ENDLESS_FRAMES, Schedule
 from apexrl.config.sections import LearningConfig
 from apexrl.learning.goal import Course, Courses, is_complete
@@ -49,6 +49,24 @@ def test_a_number_goes_with_what_ends_the_run_first():
     assert rates(course, [500], now=1020.0) == pytest.approx([RATE / 2])
     assert rates(course, [500], now=1080.0) == pytest.approx([RATE / 5])
     assert rates(course, [500], now=1200.0) == [0.0], "the end is late"
+
+
+@pytest.mark.parametrize("source", [{"guest": True}, {"from_journal": "journal"}])
+def test_frames_that_come_all_at_once_measure_no_way(source):
+    """The preset's entropy cost rises over 6 M frames, as many as a run may have played before its guest begins."""
+    command = with_preset(default_command(OfflineCommand, "impact"), "two-cores")
+    command = dataclasses.replace(command, **source)
+    assert Schedule.of(command.update.entropy_cost).frames == 6_000_000
+
+    def numbers(**ends):
+        courses = Courses(dataclasses.replace(command, **ends), now=1000.0)
+        courses.begin(9_000_000, {})
+        assert courses.advance(9_000_000, courses.late(1000.0)) == courses.advance(99_000_000, courses.late(1000.0))
+        found = courses.advance(99_000_000, courses.late(1050.0))
+        return found["learning_rate"], found["entropy_cost"]
+
+    assert numbers() == (RATE, 0.0015)
+    assert numbers(ends_at=1100.0) == pytest.approx((RATE / 2, 0.00225))
 
 
 def test_frames_of_its_own_are_all_that_counts():

@@ -181,6 +181,19 @@ class Branching(Flat):
         return seen if seen.sum() > 0 else -seen
 
 
+class Normed(Flat):
+    def __init__(self, shapes):
+        super().__init__(shapes)
+        self.norm = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False))
+
+
+class Counted(Flat):
+    def __init__(self, shapes):
+        super().__init__(shapes)
+        self.register_buffer("fixed", torch.arange(3), persistent=False)
+        self.register_buffer("calls", torch.zeros(1, dtype=torch.int64))
+
+
 class OfTwoRows(Flat):
     def forward(self, inputs):
         return super().forward(inputs).reshape(2, -1)
@@ -205,6 +218,8 @@ number = 3
         (f"{HERE}:Flat", (), r"gives \(2, 1, 3\) torch.float32 for inputs of {'observation': \(2, 1, 3\)}: it takes"),
         (f"{HERE}:Strange", (), "fails with inputs of .*KeyError: 'picture'; it takes {part"),
         (f"{HERE}:Branching", (), "Branching fails with inputs of .*; it takes .* branches on no number"),
+        (f"{HERE}:Normed", (), "Normed normalizes batches in norm.0, and actors have none: give LayerNorm"),
+        (f"{HERE}:Counted", (), "Counted: calls has int64 numbers, .*: register it with persistent=False"),
         (f"{HERE}:OfTwoRows", (), "OfTwoRows cannot be exported: .*has to take any number of rows"),
         (f"{HERE}:Layers", ("map=2",), r"--inputs map=2: Shape-v0 has observations \(3,\)"),
         (f"{HERE}:Layers", ("map",), "--inputs map: give each part once, as NAME=SHAPE"),

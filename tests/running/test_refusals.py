@@ -10,6 +10,8 @@ from tests.running.test_plan import planned
 from tests.tools.run_directories import write_run
 
 ON_NUMBERS = ["--env", "Pendulum-v1"]  # the last environment of a command line counts
+LASER = ["--agent", "impala", "--mix", "queue=1/4", "uniform=3/4"]
+SELECTING = ["--agent", "impala", "--mix", "queue=1/4", "elite-1:candidates=8=3/4"]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,12 @@ def test_what_watches_a_run_needs_something_to_see_and_a_name(flags, complaint):
         ([*ON_NUMBERS, "--critic-norm", "batch", "--target-rate", "0.1"], "--target-rate means nothing without --crit"),
         ([*ON_NUMBERS, "--agent", "impact", "--evaluation-epsilon", "0.1"], "without actions to choose from"),
         ([*ON_NUMBERS, "--agent", "impact", "--minibatches", "1", "--trust-region", "0.1"], "--trust-region compares"),
+        (["--agent", "impala", "--trust-region", "0.2"], "--trust-region means nothing without a part of --mix that"),
+        (["--agent", "impala", "--lstm", "--replay-state", "zero"], "--replay-state means nothing without a part of -"),
+        ([*LASER, "--candidates", "8"], "--candidates means nothing without a part of --mix that keeps some of sever"),
+        ([*LASER, "--distance", "l2"], "--distance means nothing without a part of --mix that keeps some of several"),
+        (["--agent", "impact", "--anneal-updates", "9"], "--anneal-updates means nothing without a part of --mix"),
+        ([*SELECTING, "--candidates", "8"], "--candidates means nothing without a part of .* leaves it to this flag"),
         (["--agent", "impala", "--entropy-target", "1.1"], "3 actions has an entropy between 0 and 1.1: give one"),
         (["--agent", "impala", "--entropy-target", "-1:1:9000"], "an entropy between 0 and 1.1: give one"),
         (["--agent", "impala", "--reward-transform", "soft-asymmetric", "--clip-rewards", "no", "--scale-rewards"],
@@ -97,7 +105,8 @@ def test_what_has_no_effect_in_a_run_or_is_impossible_in_it_is_refused_by_its_pl
     "flags",
     [
         ["--munchausen", "0.9", "--policy-temperature", "0.1"],
-        ["--agent", "impala", "--lstm", "--lstm-size", "64", "--replay-state", "stored"],
+        [*LASER, "--lstm", "--lstm-size", "64", "--replay-state", "stored", "--trust-region", "0.2"],
+        [*SELECTING, "--distance", "l2", "--anneal-updates", "9000"],
         ["--agent", "impala", "--entropy-target", "1"],
         [*ON_NUMBERS, "--agent", "apex-dpg", "--target-rate", "0", "--target-period-updates", "50"],
         [*ON_NUMBERS, "--agent", "apex-dpg", "--preset", "d4pg", "--least-return", "-1000", "--most-return", "0"],

@@ -17,6 +17,7 @@ from apexrl.config.schedules import Schedule
 from apexrl.errors import ApexError
 from apexrl.networks.device import autocast_for, copied_dtype
 from apexrl.networks.hidden_linear import HiddenLinear
+from apexrl.networks.parameters import why_no_parameters
 
 
 class PlainLearner:
@@ -32,6 +33,8 @@ class PlainLearner:
         self.online = _laid_out(learning.parts(), device)
         _check_names(learning, self.online)
         _check_parameters(self.online)
+        if fault := why_no_parameters(self.acting_tensors()):
+            raise ApexError(f"`acting` names a part that actors cannot get: {fault}")
         if device.type == "cpu" and spec.action_bounds:  # other batches of vectors are small, and so are their products
             for layer in self.online.modules():
                 if isinstance(layer, HiddenLinear):

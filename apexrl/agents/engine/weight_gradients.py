@@ -27,8 +27,8 @@ class WeightGradients:
     def __init__(self, network: nn.Module, places: Mapping[nn.Parameter, Tensor], spawn: Spawn):
         """Takes the layers but the first, whose weights a torso scales and turns before it computes with them.
 
-        Those of an LSTM are left to autograd, too: it is called once a step; and so is a module of the user's, and a
-        layer with a parameter that its author froze.
+        Those of an LSTM are left to autograd, too: it is called once a step; and so is a module of the user's, a layer
+        with a parameter that its author froze, and one behind nothing but frozen layers.
 
         Args:
           places: where the gradient of each parameter of the network belongs.
@@ -53,10 +53,17 @@ class WeightGradients:
         for end in reversed(pending.values()):
             end()
 
-    def _watch(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if output.requires_grad:  # else nothing is differentiated
-            x = inputs[0].detach()
-            output.register_hook(lambda gradient: self._differentiate(layer, x, gradient))
+    def _watch(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if layer not in self._layers or not torch.is_grad_enabled():
+            return output
+        if not output.requires_grad:  # all before it is frozen, so no backward pass would come by: it is autograd's
+            self._layers.remove(layer)
+            layer.requires_grad_(True)
+            again: Tensor = layer.forward(*inputs)
+            return again
+        x = inputs[0].detach()
+        output.register_hook(lambda gradient: self._differentiate(layer, x, gradient))
+        return output
 
     def _differentiate(self, layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
         def compute() -> None:

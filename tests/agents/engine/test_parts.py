@@ -46,6 +46,18 @@ def test_parameters_of_another_type_are_named(dtype):
         learner_of(type("Precise", (PolicyAndCritic,), {"parts": parts}))
 
 
+def test_whole_numbers_of_a_part_for_actors_are_named():
+    """As floats of 16 bits those beyond 2,048 would be others, and those beyond 65,504 end the run."""
+
+    def parts(self):
+        made = PolicyAndCritic.parts(self)
+        made["policy"].register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        return made
+
+    with pytest.raises(ApexError, match=r"actors cannot get: calls has int64 numbers, .*with persistent=False"):
+        learner_of(type("Counted", (PolicyAndCritic,), {"parts": parts}))
+
+
 class Alone(Beside):
     """Leaves nothing to a second thread but the losses beside."""
 

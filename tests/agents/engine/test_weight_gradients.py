@@ -107,6 +107,20 @@ def test_what_an_author_froze_stays_as_it_is():
     assert not ours.strided.weight.grad.any() and not ours.wide.bias.grad.any() and ours.wide.weight.grad.any()
 
 
+def test_layers_learn_behind_ones_that_are_all_frozen():
+    ours, plain = network(), network()
+    for net in (ours, plain):
+        net.requires_grad_(False)
+        for layer in (net.wide, net.bare, net.last):
+            layer.requires_grad_(True)
+    gradients = [Gradient({"net": net}, is_mean=False) for net in (ours, plain)]
+    gradients[0].parts["net"].use_thread(in_a_thread(), ours)
+    for _ in range(2):
+        found, expected = (compute(gradient, net) for gradient, net in zip(gradients, (ours, plain), strict=True))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert ours.wide.weight.grad.any() and ours.wide.bias.grad.any() and not ours.first.weight.grad.any()
+
+
 def test_a_copy_of_the_network_is_differentiated_into_the_buffer_of_its_origin():
     own = network()
     gradient = Gradient({"net": own}, is_mean=False)
