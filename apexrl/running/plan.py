@@ -47,6 +47,7 @@ from apexrl.replay.replay import ring_unrolls
 from apexrl.running.environment_look import look_at
 from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
 from apexrl.running.ports import from_base
+from apexrl.running.refusals import check_effect
 from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import new_run
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -123,7 +124,7 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     command = _with_mix(_with_source(command, stream), stream)
     check_together(command, stream)
     check_normalizable(environment, command.learning)
-    _check_effect(asked, command, stream)
+    check_effect(asked, command, stream)
     command = _with_shards(command, asked.given, saved is None, machine.num_gpus)
     command = fitted(command, machine, stream, is_asked_for="capacity" in asked.given or command.reproducible)
     if saved is not None and command.replay.capacity < basis.replay.capacity:
@@ -135,16 +136,6 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     if not command.run_dir:
         command = dataclasses.replace(command, run_dir=new_run(command.env.env, asked.words))
     return Plan(command, stream, machine, known)
-
-
-def _check_effect(asked: Asked[RunCommand], command: RunCommand, stream: StreamSpec) -> None:
-    """Raises ConfigError when a flag is given that has no effect in this run, or a number is impossible in it."""
-    idle = {} if command.network.network else {"inputs": "--network"}
-    idle |= family_of(command.agent).idle(command, stream)
-    if useless := [name for name in idle if name in asked.given]:
-        raise ConfigError(
-            f"{flag_of(useless[0])} means nothing without {idle[useless[0]]}: leave it out, or give that, too"
-        )
 
 
 def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec, known: Sequence[str]) -> RunCommand:

@@ -4,17 +4,22 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from apexrl.agents.families import family_of
 from apexrl.config.commands import RunCommand
 from apexrl.config.fields import values_of
-from apexrl.config.flags import Asked
+from apexrl.config.flags import Asked, explicit_replay
 from apexrl.config.schedules import schedules_of
 from apexrl.config.sections import ActingConfig, ReplayConfig
+from apexrl.config.tables import table_spec
 from apexrl.config.words import flag_of, sister
 from apexrl.errors import ConfigError
 from apexrl.running.run_directory import saved_environment
 from apexrl.runs import CONFIG_FILE
+from apexrl.types import StreamSpec
 
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
+EVALUATING = ("episodes", "evaluation_period_seconds", "film_every", "record_dir")
+PRIORITIES = ("priority_exponent", "importance_exponent")
 PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
 PERIODS_SECONDS = (  # of others
     "checkpoint_period_seconds", "publish_period_seconds", "final_evaluation_seconds", "evaluation_period_seconds",
@@ -53,6 +58,28 @@ def check_asked(command_line: Asked[RunCommand], saved: RunCommand | None = None
         raise ConfigError(f"--smoke tries everything once: leave out {' '.join([*begins, '--no-evaluator'])}")
     goes_on = saved is not None and saved.agent == asked.agent and not command_line.wants_help
     _check_use(command_line, command_line.onto(saved) if saved is not None and goes_on else asked)
+
+
+def check_effect(asked: Asked[RunCommand], command: RunCommand, stream: StreamSpec) -> None:
+    """Raises ConfigError when a flag is given that has no effect in this run, or a number is impossible in it."""
+    idle = {**_without_effect(command, stream), **family_of(command.agent).idle(command, stream)}
+    if useless := [name for name in idle if name in asked.given]:
+        raise ConfigError(
+            f"{flag_of(useless[0])} means nothing without {idle[useless[0]]}: leave it out, or give that, too"
+        )
+
+
+def _without_effect(command: RunCommand, stream: StreamSpec) -> dict[str, str]:
+    """Returns the fields that have no effect in a run of whatever algorithm, with what would give them one."""
+    tables = [table_spec(text) for text in explicit_replay(command).tables]
+    rules = [
+        (command.network.network, ("inputs",), "--network"),
+        (not command.network.network, ("channels", "torso"), "the algorithm's own layers, where you have a --network"),
+        (len(stream.frame_shape) > 1, ("channels", "torso"), "observations that are pictures"),
+        (command.evaluator, EVALUATING, "--evaluator"),
+        (any(table.kind == "priority" for table in tables), PRIORITIES, "a table of the kind priority"),
+    ]  # fmt: skip
+    return {name: cure for has_effect, names, cure in rules if not has_effect for name in names}
 
 
 def _check_use(command_line: Asked[RunCommand], asked: RunCommand) -> None:
