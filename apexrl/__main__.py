@@ -69,6 +69,9 @@ def _run() -> int:
         meant = f"did you mean {near[0]}? " if near else ""
         say(f"{typed} {name}: there is no such command; {meant}`{typed} help` lists them", file=sys.stderr)
         return 2
+    if name == "train" and rest and ENVIRONMENT.fullmatch(rest[0]):
+        say(f"{typed} {name} {rest[0]}: did you mean --env {rest[0]}?", file=sys.stderr)
+        return 2
     # `bash run.sh FLAGS` trains.
     sys.argv = [typed if name == "train" and typed.startswith("bash ") else f"{typed} {name}", *rest]
     try:

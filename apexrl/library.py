@@ -1,13 +1,14 @@
 """The library: train in a process of its own, and play with a trained agent in a loop of one's own."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import gymnasium
 import numpy as np
@@ -53,10 +54,17 @@ if TYPE_CHECKING:
     from apexrl.train_flags import TrainFlags
 
 
-class Run(NamedTuple):
-    """A run by its directory."""
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run by its directory, a path or a text. Raises ConfigError when there is no such directory."""
 
     directory: Path
+
+    def __post_init__(self) -> None:
+        directory = Path(self.directory)
+        if not directory.is_dir():
+            raise ConfigError(f"{directory}: there is no such directory of a run")
+        object.__setattr__(self, "directory", directory)
 
     @property
     def evaluations(self) -> list[CurvePoint]:
@@ -222,7 +230,7 @@ class Agent:
         """
         found, is_one = self._observations(_in_dtypes(self.observation_space, observation))
         if not all(map(self.observation_space.contains, found)):  # which environments may leave in training, too
-            warnings.warn(f"an observation is out of bounds: {self._needed}", stacklevel=2)
+            warnings.warn(f"an observation is out of bounds: {self._needed}", stacklevel=3)  # behind `usual_defaults`
         frames = np.stack([self._present(one) for one in found])
         if self._state is None:
             self._state = self._actor.initial_state(len(frames))

@@ -261,6 +261,8 @@ def variants(path: Path) -> Iterator[Line]:
 
 
 if __name__ == "__main__":
+    if sys.argv[2:] or sys.argv[-1].startswith("-"):
+        sys.exit(__doc__)
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     draw_speeds(folder / "speeds.png")
     for chart, rows_of_chart in COMPARISONS.items():

@@ -4,10 +4,13 @@ Status 0: done. 1: a command failed, or a wait was in vain. 2: something has to 
 """
 
 import argparse
+import shlex
 import sys
+from pathlib import Path
 from typing import NoReturn
 
-INSTALL = "python -m pip install -r deploy/requirements.txt"
+NEEDS = Path(__file__).with_name("requirements.txt")
+INSTALL = f"{shlex.quote(sys.executable)} -m pip install -r {shlex.quote(str(NEEDS))}"
 PLAN = "a name in deploy/examples, or a file; left out: the cluster of deploy/terraform/cluster"
 
 

@@ -88,7 +88,8 @@ def flags() -> str:
     parts += ["\n## Presets\n", *_preset_tables()]
     parts += ["\n## Runs on Ray\n", inspect.getdoc(RayConfig) or "", "", *_table(RayConfig(), fields_of(RayConfig))]
     others = [f"| `{name}` | {COMMANDS[name].text} |" for name in _others()]
-    parts += ["\n## The other commands\n", "`apexrl COMMAND --help` tells their flags.\n"]
+    told = "`apexrl COMMAND --help` tells their flags; `apexrl resume RUN` takes `train`'s."
+    parts += ["\n## The other commands\n", f"{told}\n"]
     return "\n".join([*parts, "| command | does |\n| --- | --- |", *others])
 
 

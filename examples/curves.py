@@ -16,7 +16,7 @@ from apexrl import Run
 
 if __name__ == "__main__":
     for directory in sys.argv[1:]:
-        rows = Run(Path(directory)).evaluations
+        rows = Run(directory).evaluations
         plt.plot([row.frames for row in rows], [row.mean for row in rows], label=Path(directory).name)
         plt.fill_between([r.frames for r in rows], [r.min for r in rows], [r.max for r in rows], alpha=0.2)
     plt.xlabel("frames")

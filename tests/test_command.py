@@ -60,6 +60,13 @@ def test_a_card_of_no_run_is_one_line(monkeypatch, capsys, tmp_path):
 def test_an_environment_in_the_place_of_a_command_is_answered_with_its_flag(monkeypatch, capsys):
     assert started(monkeypatch, "ALE/Pong-v5") == 2
     assert "there is no such command; did you mean --env ALE/Pong-v5? " in capsys.readouterr().err
+    assert started(monkeypatch, "train", "CartPole-v1") == 2
+    assert capsys.readouterr().err.endswith("train CartPole-v1: did you mean --env CartPole-v1?\n")
+
+
+def test_runs_of_no_directory_are_told_from_none(monkeypatch, capsys, tmp_path):
+    assert started(monkeypatch, "runs", str(tmp_path)) == 1 and "has no runs" in capsys.readouterr().err
+    assert started(monkeypatch, "runs", str(tmp_path / "x")) == 1 and "x is no directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,10 @@ def test_an_environment_may_leave_its_bounds_as_in_training(loaded, name):
     """A warning says so, since an observation from inside a wrapper may be the reason."""
     agent, actor = loaded(own("Drift-v0", name), [0, 0])
     seen = {"obs": np.full(3, 101.0), "time": np.zeros(1)} if name == "share_of_time" else np.full(3, 101.0)
-    with pytest.warns(UserWarning, match=f"out of bounds: those of {OWN}:Drift-v0 behind --wrapper {OWN}:{name} are"):
+    told = f"out of bounds: those of {OWN}:Drift-v0 behind --wrapper {OWN}:{name} are"
+    with pytest.warns(UserWarning, match=told) as warned:
         agent.act(seen)
+    assert warned[0].filename == __file__, "the line that gave it"
     assert actor.seen[0].frames[0, :3].tolist() == [101] * 3
 
 

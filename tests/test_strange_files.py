@@ -109,6 +109,14 @@ def test_lists_and_comparisons_leave_a_run_out(tmp_path, strange, name):
     refused(lambda: apexrl.Run(bad).evaluations)
 
 
+def test_a_run_may_be_named_by_a_text_and_has_to_be_there(tmp_path):
+    write_run(tmp_path / "run", [1, 2])
+    run = apexrl.Run(str(tmp_path / "run"))
+    assert run == apexrl.Run(tmp_path / "run") and [row.mean for row in run.evaluations] == [1, 2]
+    with pytest.raises(ConfigError, match=r"nowhere: there is no such directory of a run"):
+        apexrl.Run(tmp_path / "nowhere")
+
+
 def test_a_comparison_says_a_line_for_each_run_that_it_leaves_out(tmp_path):
     good = write_run(tmp_path / "good", [1, 2])
     bad = [write_run(tmp_path / f"{name} {i}", [1], 7) for name in (CONFIG_FILE, CURVE_FILE) for i in range(len(KINDS))]

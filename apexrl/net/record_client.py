@@ -63,6 +63,8 @@ class RecordClient(Closing):
           log: the name of the log, where the server has several.
         Raises: ValueError when no server takes such names, fields or numbers.
         """
+        if isinstance(endpoints, str) or len(endpoints) != 2:
+            raise ValueError(f"endpoints {endpoints!r}: give two, that for actors and that for learners")
         inserts, reads = endpoints
         self._layout = None if fields is None else layout_of(fields)
         self._codec = None if self._layout is None else RecordCodec(self._layout)

@@ -238,7 +238,9 @@ class ReplayClient(Closing):
     @call
     def resetting(self, table: str, timeout_seconds: float) -> Steps[int]:
         """Is `reset` to be awaited."""
-        return (yield from self._removing(table, b"", True, deadline_of(timeout_seconds), None))
+        count = yield from self._removing(table, b"", True, deadline_of(timeout_seconds), None)
+        self._drop_batches(table)  # they came ahead of the answer
+        return count
 
     def statistics(self, timeout_seconds: float) -> wire.Statistics:
         """Returns the metrics of the server and of the log, and how it sees the log's peers.
@@ -265,9 +267,8 @@ class ReplayClient(Closing):
     def _taking(self, table: str, timeout_seconds: float) -> Steps[Held]:
         """Takes a batch, which is to be put back or let go."""
         check_named(table, self._batches)
-        batches = self._batches[table]
-        yield from self._until(lambda: bool(batches), timeout_seconds, f"batch of {table}")
-        return batches.popleft()
+        yield from self._until(lambda: bool(self._batches[table]), timeout_seconds, f"batch of {table}")
+        return self._batches[table].popleft()
 
     def _hand_out(self, table: str, keys: np.ndarray) -> None:
         self._handed.setdefault(self._items_of(table), HandedKeys()).add(keys)
@@ -285,6 +286,10 @@ class ReplayClient(Closing):
         if held.fetch is not None:
             del self._fetches[held.fetch.request]
         self._client.batch_used(table)
+
+    def _drop_batches(self, table: str) -> None:
+        while self._batches.get(table):
+            self._let_go(table, self._batches[table].popleft())
 
     def _items_of(self, table: str) -> int:
         """Returns how many keys of a table name one unroll."""
@@ -316,15 +321,13 @@ class ReplayClient(Closing):
             for number, (message, block) in encoded.items()
         }
 
-    def _removing(
-        self, table: str, keys: bytes, everything: bool, deadline: float, generation: int | None
-    ) -> Steps[int]:
+    def _removing(self, table: str, keys: bytes, is_all: bool, deadline: float, generation: int | None) -> Steps[int]:
         """Deletes; `generation`: of the log that the keys are of, where they shall leave no other one."""
         yield from self._until(lambda: self.spec is not None, deadline - time.monotonic(), "log")
         self._client.send_updates()  # they came before
 
         def delete(request: int) -> wire.Delete:
-            return wire.Delete(request, table, keys if generation in (None, self._generation) else b"", everything)
+            return wire.Delete(request, table, keys if generation in (None, self._generation) else b"", is_all)
 
         answer = yield from self._asking(delete, "answer", deadline)
         assert isinstance(answer, wire.Deleted)
@@ -385,9 +388,8 @@ class ReplayClient(Closing):
         self._generation += 1
         for handed in self._handed.values():
             handed.begin_anew()
-        for table, batches in self._batches.items():
-            while batches:
-                self._let_go(table, batches.popleft())
+        for table in self._batches:
+            self._drop_batches(table)
         for fetch in self._fetches.values():
             fetch.begin_anew()
 

@@ -63,7 +63,10 @@ def main() -> None:
         except Exception as error:  # of a module of others
             sys.excepthook(*sys.exc_info())
             found = Answer(fault=f"the network cannot be made: {reason_of(error)}")
-        os.write(output, msgspec.json.encode(found) + b"\n")
+        try:
+            os.write(output, msgspec.json.encode(found) + b"\n")
+        except BrokenPipeError:  # whoever asked has ended meanwhile
+            return
 
 
 if __name__ == "__main__":

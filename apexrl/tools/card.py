@@ -46,14 +46,15 @@ def card_of(run: Path) -> str:
         )
         ratio = whole.transitions_sampled / max(whole.transitions_inserted, 1)
         trained["samples an insert"] = f"{ratio:.2f}"
-    flags = {name: value for name, value in telling_flags(values).items() if name not in ("env", "agent", "preset")}
+    what, telling = telling_flags(values)
+    flags = {name: value for name, value in telling.items() if name not in ("env", "agent", "preset")}
     played = EnvConfig.of_variant(header.spec.env, header.spec.variant, header.spec.stacked_frames)
     names = [header.agent, own_network(header.network), played.env, *played.wrapper]
     lacking = UNKNOWN if config is None else ""
     parts = {
         "Training": table(trained),
         "Evaluation": _evaluation(directory, counters.updates) or lacking or "This network was not evaluated.",
-        "Flags that differ from the preset": table(flags) if flags else lacking or "None.",
+        what: table(flags) if flags else lacking or "None.",
         "Versions and machine": UNKNOWN if config is None else table({"revision": config.revision} | config.versions),
         "Use": _use(path, names),
     }

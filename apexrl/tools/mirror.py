@@ -130,6 +130,7 @@ def follow(client: LogClient, copy: Mirror, is_over: Callable[[], bool]) -> None
         match client.poll(POLL_MILLISECONDS):
             case LogStart() as start:
                 copy.begin(start)
+                say(f"follows the log {start.log} from unroll {copy.end_number} on")
             case LogAppend() as unroll:
                 copy.append(unroll)
         now = time.monotonic()
@@ -149,7 +150,7 @@ def run(directory: Path, server: str, keys: str, max_gb: float, log: str) -> int
     endpoint = f"tcp://{server.removeprefix('tcp://')}"
     with Mirror(directory, max(round(max_gb * 1e9), 1) if max_gb else float("inf")) as copy:
         with LogClient(endpoint, "mirror", {}, 1, keyring=keyring, log=log) as client:
-            say(f"follows {endpoint} from unroll {copy.end_number} on")
+            say(f"waits for the replay server at {endpoint}")
             follow(client, copy, stop.is_set)
         say(f"{directory} has the log up to unroll {copy.end_number}, {copy.num_bytes / 1e6:.1f} MB")
     return 0

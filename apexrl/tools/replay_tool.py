@@ -7,6 +7,8 @@ skips a file that is evicted meanwhile. An incomplete last record counts as bein
 """
 
 import collections
+import difflib
+import os
 import shlex
 import sys
 import time
@@ -26,7 +28,7 @@ from apexrl.errors import ConfigError, WireError, fault_of
 from apexrl.extras import missing
 from apexrl.files import read_whole, replacing
 from apexrl.lifecycle import attempt
-from apexrl.lines import say
+from apexrl.lines import printable, say
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes
 from apexrl.own_modules import Trust
@@ -242,10 +244,13 @@ def export(
     num_unrolls = 0
     for group in [list(readable)] if in_one else ([entry] for entry in readable):
         path = out if in_one else out / f"unroll-{group[0].number:016d}.npz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if group:
-            with replacing(path) as temporary, temporary.open("wb") as file:
-                np.savez(file, **_arrays(group, spec))  # type: ignore[arg-type]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if group:
+                with replacing(path) as temporary, temporary.open("wb") as file:
+                    np.savez(file, **_arrays(group, spec))  # type: ignore[arg-type]
+        except OSError as error:
+            raise ConfigError(f"--out {out} cannot be written ({error.strerror}): give another place") from error
         num_unrolls += len(group)
     if not num_unrolls:
         raise ConfigError(f"--numbers {numbers}: the journal holds none that can be read (`inspect` tells them)")
@@ -353,6 +358,11 @@ def main() -> int:
     commands["import"] = import_games
     words = gathered(sys.argv[1:], "--wrapper")
     if words and not words[0].startswith("-") and words[0] not in commands:
+        meant = difflib.get_close_matches(words[0], commands, 1)
+        if meant and not os.path.lexists(words[0]):
+            print(f"inspect: there is no {printable(words[0])}, neither a command nor a directory: did you mean "
+                  f"{meant[0]}?", file=sys.stderr)  # fmt: skip
+            return 2
         words = ["inspect", *words]
     cli = tyro.extras.subcommand_cli_from_dict
     return attempt("inspect", lambda: cli(commands, args=words, prog=program(), config=NO_PREFIXES, registry=REGISTRY))

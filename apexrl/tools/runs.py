@@ -32,7 +32,8 @@ def list_runs(directory: tyro.conf.Positional[Path] = RUNS) -> int:
     for fault in faults:
         say(f"left out: {fault}", file=sys.stderr)
     if not runs:
-        say(f"{directory.resolve()} has no runs", file=sys.stderr)
+        lack = "has no runs" if directory.is_dir() else "is no directory: `apexrl runs` lists those in ./runs"
+        say(f"{directory.resolve()} {lack}", file=sys.stderr)
         return 1
     for row in aligned([HEAD, *map(row_of, runs)], NUMBERS):
         say("  ".join(row).rstrip())

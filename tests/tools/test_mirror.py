@@ -118,5 +118,6 @@ def test_the_command_follows_until_a_signal(tmp_path):
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=100)[0]
         assert process.returncode == 0 and "copy has the log up to unroll 10, " in said
+        assert said.index(f"waits for the replay server at tcp://{address}") < said.index("follows the log ")
     status, said = call(replay_tool.main, "mirror", tmp_path / "copy", "--server", "nowhere")
     assert status == 2 and "is no endpoint: give tcp://HOST:PORT" in said

@@ -1,6 +1,5 @@
 """The journal tool over journals that the real classes wrote, whole, damaged and while one is written."""
 
-import contextlib
 import errno
 import os
 import shutil
@@ -246,9 +245,19 @@ def test_a_full_disk_leaves_an_earlier_export_alone(written, tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "savez", fails)
-    with contextlib.suppress(OSError):
-        replay_tool.export(written, out)
+    status, text = tool("export", written, "--out", out)
+    assert status == 75 and f"--out {out} cannot be written (No space left on device): give another" in text
     assert out.read_bytes() == before and [path.name for path in tmp_path.glob("out*")] == ["out.npz"]
+
+
+def test_a_mistyped_command_is_told_from_a_directory(written, tmp_path, monkeypatch):
+    status, text = tool("verfy", written)
+    assert status == 2 and "no verfy, neither a command nor a directory: did you mean verify?" in text
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "verfy").symlink_to(written)
+    assert tool("verfy")[0] == 0
+    status, text = tool("export", written, "--out", "/proc/x.npz")
+    assert status == 2 and "--out /proc/x.npz cannot be written" in text
 
 
 def test_export_gives_the_extras_and_the_priority_of_an_unroll(tmp_path, spec, make_unroll):

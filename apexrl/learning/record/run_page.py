@@ -22,6 +22,7 @@ LEFT_OUT = (
 )
 # Told always: HParams has an empty cell where a run does not tell a flag, and leaves it out of its pictures.
 NAMING = ("env", "agent", "preset", "seed", "learning-rate")
+ALL = "All flags"
 
 
 class _Config(msgspec.Struct):
@@ -48,19 +49,20 @@ def flags_of(directory: Path) -> dict[str, bool | float | str]:
     return {} if config is None else _flags(config.command)
 
 
-def telling_flags(command: Mapping[str, Any]) -> dict[str, bool | float | str]:
-    """Returns the flags by which a run differs from others, by its configuration: those that its preset does not give.
+def telling_flags(command: Mapping[str, Any]) -> tuple[str, dict[str, bool | float | str]]:
+    """Returns the flags by which a run differs from others, by its configuration, and what they are.
 
-    Of an algorithm that is no part of apexrl, and of a preset that it does not have, these are all.
+    Of an algorithm whose module is not imported, and of a preset that it does not have, these are all.
     """
     flags, named = _flags(command), msgspec.convert(command, _Named)
-    if named.agent not in FAMILIES:
-        return flags
+    agent = named.agent.rpartition(":")[2]
+    if agent not in FAMILIES:
+        return ALL, flags
     try:
-        usual = _flags(dataclasses.asdict(with_preset(default_command(RunCommand, named.agent), named.preset)))
+        usual = _flags(dataclasses.asdict(with_preset(default_command(RunCommand, agent), named.preset)))
     except ConfigError:
-        return flags
-    return {name: value for name, value in flags.items() if name in NAMING or value != usual.get(name)}
+        return ALL, flags
+    return "Flags that differ from the preset", {n: value for n, value in flags.items() if value != usual.get(n)}
 
 
 def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
@@ -69,13 +71,14 @@ def about(command: LearnerCommand) -> tuple[dict[str, bool | float | str], str]:
     A learner that was started by hand knows its own flags only.
     """
     config = config_of(Path(command.run_dir)) or _Config(dataclasses.asdict(command))
-    telling = telling_flags(config.command)
+    what, telling = telling_flags(config.command)
+    flags = _flags(config.command)
     tables: dict[str, Mapping[str, Any]] = {
-        "Flags that differ from the preset": telling,
-        "All flags": _flags(config.command),
+        what: telling,
+        ALL: flags,
         "Revision and machine": {"revision": config.revision, "directory": command.run_dir} | config.versions,
     }
-    compared = {name: value for name, value in telling.items() if name in NAMING or is_telling(name)}
+    compared = {n: value for n, value in flags.items() if n in NAMING or (n in telling and is_telling(n))}
     return compared, "\n\n".join(f"### {title}\n{table(rows)}" for title, rows in tables.items())
 
 

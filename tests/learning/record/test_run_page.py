@@ -1,10 +1,13 @@
 """The page about a run: from the launcher's configuration, or a learner's own flags."""
 
+import dataclasses
 import json
 
-from apexrl.config.commands import LearnerCommand
+import pytest
+
+from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import default_command, with_preset
-from apexrl.learning.record.run_page import about
+from apexrl.learning.record.run_page import about, telling_flags
 from apexrl.runs import CONFIG_FILE
 
 
@@ -29,6 +32,17 @@ def test_the_page_holds_the_flags_the_revision_and_the_machine(tmp_path):
     assert "| noop-max | 5 |" in page and page.index("differ") < page.index("All flags") and "| smoke | True |" in page
     for line in ("| learning-rate | 0.5 |", "| revision | abc |", "| cores | 2 |", "| env | Catch v0 |"):
         assert line in page.splitlines()
+
+
+@pytest.mark.parametrize("agent", ["apex-dqn", "somewhere:apex-dqn", "somewhere:unknown"])
+def test_what_a_preset_gives_does_not_differ_from_it(agent):
+    """Nor for an algorithm of one's own, once its module has put it there; of an unknown one all flags are told."""
+    command = with_preset(default_command(RunCommand), "small")
+    values = dataclasses.asdict(command) | {"agent": agent, "preset": "small", "seed": 7}
+    what, flags = telling_flags(values)
+    is_known = not agent.endswith("unknown")
+    assert (what == "All flags") != is_known and flags["seed"] == 7
+    assert ("batch-size" in flags, "learning-rate" in flags) == (not is_known, not is_known)
 
 
 def test_a_learner_by_hand_knows_its_own_flags(tmp_path):
