@@ -18,7 +18,6 @@ from apexrl.runs import CONFIG_FILE
 from apexrl.types import StreamSpec
 
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
-EVALUATING = ("episodes", "evaluation_period_seconds", "film_every", "record_dir")
 PRIORITIES = ("priority_exponent", "importance_exponent")
 PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
 PERIODS_SECONDS = (  # of others
@@ -76,7 +75,6 @@ def _without_effect(command: RunCommand, stream: StreamSpec) -> dict[str, str]:
         (command.network.network, ("inputs",), "--network"),
         (not command.network.network, ("channels", "torso"), "the algorithm's own layers, where you have a --network"),
         (len(stream.frame_shape) > 1, ("channels", "torso"), "observations that are pictures"),
-        (command.evaluator, EVALUATING, "--evaluator"),
         (any(table.kind == "priority" for table in tables), PRIORITIES, "a table of the kind priority"),
     ]  # fmt: skip
     return {name: cure for has_effect, names, cure in rules if not has_effect for name in names}

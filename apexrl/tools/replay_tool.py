@@ -28,7 +28,7 @@ from apexrl.errors import ConfigError, WireError, fault_of
 from apexrl.extras import missing
 from apexrl.files import read_whole, replacing
 from apexrl.lifecycle import attempt
-from apexrl.lines import printable, say
+from apexrl.lines import say
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes
 from apexrl.own_modules import Trust
@@ -360,8 +360,8 @@ def main() -> int:
     if words and not words[0].startswith("-") and words[0] not in commands:
         meant = difflib.get_close_matches(words[0], commands, 1)
         if meant and not os.path.lexists(words[0]):
-            print(f"inspect: there is no {printable(words[0])}, neither a command nor a directory: did you mean "
-                  f"{meant[0]}?", file=sys.stderr)  # fmt: skip
+            fault = f"there is no {words[0]}, neither a command nor a directory: did you mean {meant[0]}?"
+            say(f"inspect: {fault}", file=sys.stderr)
             return 2
         words = ["inspect", *words]
     cli = tyro.extras.subcommand_cli_from_dict

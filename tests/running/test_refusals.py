@@ -90,7 +90,6 @@ def test_what_watches_a_run_needs_something_to_see_and_a_name(flags, complaint):
         ([*LASER, "--distance", "l2"], "--distance means nothing without a part of --mix that keeps some of several"),
         (["--agent", "impact", "--anneal-updates", "9"], "--anneal-updates means nothing without a part of --mix"),
         ([*SELECTING, "--candidates", "8"], "--candidates means nothing without a part of .* leaves it to this flag"),
-        (["--no-evaluator", "--episodes", "9"], "--episodes means nothing without --evaluator"),
         ([*ON_NUMBERS, "--channels", "8", "8", "8"], "--channels means nothing without observations that are pictures"),
         (["--network", "tests.networks.test_own_torso:Layers", "--channels", "8", "8", "8"], "--channels means noth"),
         ([*LASER, "--priority-exponent", "0.6"], "--priority-exponent means nothing without a table of the kind prio"),
@@ -110,7 +109,7 @@ def test_what_has_no_effect_in_a_run_or_is_impossible_in_it_is_refused_by_its_pl
     [
         ["--munchausen", "0.9", "--policy-temperature", "0.1"],
         [*LASER, "--lstm", "--lstm-size", "64", "--replay-state", "stored", "--trust-region", "0.2"],
-        [*SELECTING, "--distance", "l2", "--anneal-updates", "9000", "--episodes", "9"],
+        [*SELECTING, "--distance", "l2", "--anneal-updates", "9000"],
         ["--agent", "impala", "--mix", "uniform=1", "--channels", "8", "8", "8"],
         ["--priority-exponent", "0", "--importance-exponent", "0"],
         ["--agent", "impala", "--entropy-target", "1"],
