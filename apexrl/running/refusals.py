@@ -73,7 +73,7 @@ def _without_effect(command: RunCommand, stream: StreamSpec) -> dict[str, str]:
     tables = [table_spec(text) for text in explicit_replay(command).tables]
     rules = [
         (command.network.network, ("inputs",), "--network"),
-        (not command.network.network, ("channels", "torso"), "the algorithm's own layers, where you have a --network"),
+        (not command.network.network, ("channels", "torso"), "the algorithm's own layers, which --network replaces"),
         (len(stream.frame_shape) > 1, ("channels", "torso"), "observations that are pictures"),
         (any(table.kind == "priority" for table in tables), PRIORITIES, "a table of the kind priority"),
     ]  # fmt: skip

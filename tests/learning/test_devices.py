@@ -26,7 +26,9 @@ def test_each_learner_has_a_device(devices, device, count, num_gpus, expected):
     assert devices_of(LearningConfig(device=device, learner_devices=devices), count, num_gpus) == expected
 
 
-def test_a_learner_alone_has_the_device_that_is_named_for_it():
+def test_a_learner_alone_has_the_device_that_is_named_for_it(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")  # of a launcher that started something else around us
+
     def joined(**devices):
         command = default_command(LearnerCommand)
         command, team = join_team(dataclasses.replace(command, learning=LearningConfig(**devices)))

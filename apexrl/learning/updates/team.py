@@ -192,8 +192,10 @@ def join_team(command: LearnerCommand) -> tuple[LearnerCommand, Team]:
 
     Raises: ConfigError when there are too few devices, PeerError when the others do not come.
     """
-    size, local_rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    size, local_rank, local_size = int(os.environ.get("WORLD_SIZE", "1")), 0, 1
+    if size > 1:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
     device = devices_of(command.learning, local_size, torch.cuda.device_count())[local_rank]
     command = dataclasses.replace(command, learning=dataclasses.replace(command.learning, device=device))
     return command, Team(int(os.environ["RANK"]), size, choose_device(device)) if size > 1 else Team()
