@@ -2,9 +2,29 @@
 
 import dataclasses
 import itertools
+from typing import NamedTuple
+
+import numpy as np
 
 from apexrl.net import wire
 from apexrl.net.log_client import EncodedUnroll, LogBatch
+from apexrl.types import Sample, Unroll, UnrollHeader
+
+
+class StoredUnroll(NamedTuple):
+    """An unroll of the log, decoded."""
+
+    header: UnrollHeader
+    unroll: Unroll
+
+
+class SampledUnrolls(NamedTuple):
+    """A batch of keys, and the unrolls that they name."""
+
+    sample: Sample
+    numbers: np.ndarray  # [B] int64: of the unroll of each key
+    starts: np.ndarray  # [B] int64: the step that a key of a transition names; 0 where keys name unrolls
+    unrolls: dict[int, StoredUnroll]  # by number
 
 
 class Fetch:
@@ -41,3 +61,15 @@ class Held:
 
     batch: LogBatch
     fetch: Fetch | None = None
+
+    def leave_out(self, keys: np.ndarray, items: int) -> bool:
+        """Takes keys [N], of which `items` name one unroll, out of the batch; returns whether others are left."""
+        sample = self.batch.sample
+        kept = ~np.isin(sample.keys, keys)
+        numbers = sample.keys // items
+        named = zip(np.unique(numbers).tolist(), self.batch.unrolls, strict=False)
+        left, probabilities = set(numbers[kept].tolist()), sample.probabilities
+        rows = (sample.keys[kept], probabilities[kept] if len(probabilities) else probabilities, sample.weights[kept])
+        unrolls = tuple(unroll for number, unroll in named if number in left)
+        self.batch = dataclasses.replace(self.batch, sample=Sample(*rows, sample.largest_weight), unrolls=unrolls)
+        return bool(kept.any())

@@ -9,7 +9,6 @@ import collections
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 import zmq
@@ -20,30 +19,14 @@ from apexrl.net import wire
 from apexrl.net.arguments import check_named, checked_keys, checked_numbers, checked_update
 from apexrl.net.calls import Call, Closing, Steps, call, deadline_of
 from apexrl.net.connection import POLL_SECONDS
-from apexrl.net.fetches import Fetch, Held
+from apexrl.net.fetches import Fetch, Held, SampledUnrolls, StoredUnroll
 from apexrl.net.handed_keys import HandedKeys
 from apexrl.net.keyring import Keyring
 from apexrl.net.log_client import EncodedUnroll, LogBatch, LogClient, LogFetched, LogStart
-from apexrl.types import Granularity, Sample, StreamSpec, Unroll, UnrollHeader
+from apexrl.types import Granularity, Sample, StreamSpec
 from apexrl.unroll import UnrollCodec
 
 RESEND_SECONDS = 2.0  # without an answer this long a request is sent again
-
-
-class StoredUnroll(NamedTuple):
-    """An unroll of the log, decoded."""
-
-    header: UnrollHeader
-    unroll: Unroll
-
-
-class SampledUnrolls(NamedTuple):
-    """A batch of keys, and the unrolls that they name."""
-
-    sample: Sample
-    numbers: np.ndarray  # [B] int64: of the unroll of each key
-    starts: np.ndarray  # [B] int64: the step that a key of a transition names; 0 where keys name unrolls
-    unrolls: dict[int, StoredUnroll]  # by number
 
 
 class ReplayClient(Closing):
@@ -208,7 +191,8 @@ class ReplayClient(Closing):
     def delete(self, table: str, keys: ArrayLike, timeout_seconds: float) -> int:
         """Takes items [N] out of a table for ever; other tables and the log keep them. Any table may be named.
 
-        Keys that were handed out of an earlier log are ignored.
+        Keys that were handed out of an earlier log are ignored. Batches of this client that came already lose these
+        keys, so that one of the next may be smaller.
 
         Returns: how many could be drawn before. It is less where an answer was lost and the server asked again.
         Raises: ValueError when keys are no whole numbers from 0, PeerTimeout when the server does not answer in time,
@@ -225,6 +209,8 @@ class ReplayClient(Closing):
         for first in range(0, len(numbers), wire.MAX_BATCH):
             part = numbers[first : first + wire.MAX_BATCH].tobytes()
             count += yield from self._removing(table, part, False, deadline, generation)
+        if generation == self._generation:
+            self._drop_batches(table, numbers)
         return count
 
     def reset(self, table: str, timeout_seconds: float) -> int:
@@ -239,7 +225,7 @@ class ReplayClient(Closing):
     def resetting(self, table: str, timeout_seconds: float) -> Steps[int]:
         """Is `reset` to be awaited."""
         count = yield from self._removing(table, b"", True, deadline_of(timeout_seconds), None)
-        self._drop_batches(table)  # they came ahead of the answer
+        self._drop_batches(table)
         return count
 
     def statistics(self, timeout_seconds: float) -> wire.Statistics:
@@ -287,9 +273,14 @@ class ReplayClient(Closing):
             del self._fetches[held.fetch.request]
         self._client.batch_used(table)
 
-    def _drop_batches(self, table: str) -> None:
-        while self._batches.get(table):
-            self._let_go(table, self._batches[table].popleft())
+    def _drop_batches(self, table: str, keys: np.ndarray | None = None) -> None:
+        """Lets go of the batches that came, or only of keys [N] in them."""
+        for _ in range(len(self._batches.get(table, ()))):
+            held = self._batches[table].popleft()
+            if keys is not None and held.leave_out(keys, self._items_of(table)):
+                self._batches[table].append(held)
+            else:
+                self._let_go(table, held)
 
     def _items_of(self, table: str) -> int:
         """Returns how many keys of a table name one unroll."""

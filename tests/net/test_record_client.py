@@ -122,15 +122,6 @@ def test_records_are_taken_out_of_a_table_for_ever(make, table):
     assert set(reader.sample(table, 100).keys) <= set(range(10, 16)), stale
 
 
-def test_batches_that_came_ahead_of_a_reset_are_dropped(make):
-    client = make({"hard": 4})
-    fill(client, 10)
-    client.sample("hard", 100)
-    client.reset("hard", 100)
-    fill(client, 6)
-    assert all(set(client.sample("hard", 100).keys) <= set(range(10, 16)) for _ in range(6))
-
-
 @pytest.mark.parametrize("endpoints", ["tcp://127.0.0.1:51001", ("tcp://127.0.0.1:51001",)])
 def test_a_client_of_records_has_two_endpoints(endpoints):
     with pytest.raises(ValueError, match=r"127\.0\.0\.1:51001.*: give two, that for actors and that for learners"):
