@@ -332,6 +332,9 @@ def test_a_flag_of_another_command_is_refused_in_one_line(command, flag, command
         (LearnerCommand, ["--agent", "impala", "--n-steps", "3"], "--n-steps is a flag of --agent apex-dqn or "),
         *((RunCommand, flags, f"{flags[0].strip('=')} is empty: give the directory of a run")
           for flags in (["--resume", ""], ["--fork="], ["--guest", ""], ["--from-journal", ""])),
+        (ReplayCommand, ["--journal-dir", ""], "--journal-dir is empty: leave it out for 'auto', or give a text"),
+        (LearnerCommand, ["--run-dir="], "--run-dir is empty: leave it out for 'runs/by-hand', or give a text"),
+        (RunCommand, ["--env", ""], "--env is empty: leave it out for "),
         (ReplayCommand, ["--actor-port", "65536"], "--actor-port 65536 makes no sense: it has to be at most 65535"),
         (RunCommand, ["--shards", "8", "--batch-port", "65530"], "--batch-port 65544 makes no sense: it has to be at "),
         (RunCommand, ["--seed", str(2**63)], "--seed 9223372036854775808 makes no sense: it has to be at most "),
