@@ -140,8 +140,10 @@ def found_checkpoint(run: Path, which: Which = "best") -> tuple[Path, Path]:
     Raises: ConfigError when there is none, or `which` is neither.
     """
     if run.is_file():
-        directory = run.resolve().parent.parent
-        return (directory if (directory / CONFIG_FILE).is_file() else run.parent), run
+        folder = run.resolve().parent
+        is_run = folder.name == Path(CHECKPOINTS[0]).parent.name  # other directories may have a config.json, too
+        is_run = is_run and any((folder.parent / name).is_file() for name in (CONFIG_FILE, CURVE_FILE))
+        return (folder.parent if is_run else run.parent), run
     if which not in (known := get_args(Which)):
         raise ConfigError(f"which={which!r} is neither of {', '.join(known)}")
     names = CHECKPOINTS if which == "best" else CHECKPOINTS[1:]

@@ -1,4 +1,4 @@
-"""Numbers that change while a run goes on, as flags give them: their shapes, texts, and those of earlier versions."""
+"""Numbers that change while a run goes on, as flags give them: their shapes, texts."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.families import FAMILIES
 from apexrl.config.commands import LearnerCommand, RunCommand
 from apexrl.config.flags import default_command, parse, to_flags
-from apexrl.config.schedules import Schedule, renewed, schedules_of
+from apexrl.config.schedules import Schedule, schedules_of
 from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
 from apexrl.files import write_json
@@ -43,39 +43,8 @@ def test_the_shapes_begin_at_the_start_and_end_at_the_end(shape):
     assert Schedule.of(RATE).at(0.7) == RATE
 
 
-@pytest.mark.parametrize(
-    ("earlier", "total_frames", "found"),
-    [
-        ({"learning_rate_schedule": "constant"}, 0, {}),
-        ({"learning_rate_schedule": "linear", "learning_rate_end": 0.0}, 900, {"learning_rate": "0.0005:0.0"}),
-        (
-            {"learning_rate_schedule": "cosine", "learning_rate_end": 1e-5, "learning_rate_frames": 800},
-            0,
-            {"learning_rate": "0.0005:1e-05:800:cosine"},
-        ),
-        ({"learning_rate_schedule": "linear", "learning_rate_frames": 800}, 900, {"learning_rate": "0.0005:0.0:800"}),
-        ({"learning_rate_schedule": "linear", "learning_rate_frames": 800}, 700, {"learning_rate": "0.0005:0.0"}),
-        ({"entropy_cost_end": 0.01, "entropy_frames": 80}, 0, {"entropy_cost": "3.0:0.01:80"}),
-        ({"entropy_cost_end": 0.0, "entropy_frames": 0}, 0, {}),
-    ],
-)
-def test_the_fields_of_earlier_versions_become_schedules(earlier, total_frames, found):
-    usual = {"learning_rate": 5e-4, "entropy_cost": 3.0}
-    saved = {"agent": "impala", "update": usual | earlier, "learning": {"total_frames": total_frames}}
-    update = renewed(saved)["update"]
-    assert {name: update[name] for name in usual} == usual | found
-    for number in found.values():
-        Schedule.of(number)
-
-
-def test_a_run_of_an_earlier_version_is_continued_with_its_numbers(tmp_path):
+def test_a_malformed_one_of_a_file_is_named(tmp_path):
     usual = msgspec.to_builtins(default_command(RunCommand, "impala"))
-    rate = {"learning_rate_schedule": "linear", "learning_rate_end": 0.0, "learning_rate_frames": 0}
-    earlier = rate | {"learning_rate": 6e-4, "entropy_cost": 3.0, "entropy_cost_end": 0.01, "entropy_frames": 80}
-    write_json(tmp_path / CONFIG_FILE, {"command": usual | {"update": usual["update"] | earlier}})
-    update = read_config(tmp_path / CONFIG_FILE)[0].update
-    assert schedules_of(update)["learning_rate"] == Schedule(6e-4, 0.0)
-    assert schedules_of(update)["entropy_cost"] == Schedule(3.0, 0.01, 80)
     write_json(tmp_path / CONFIG_FILE, {"command": usual | {"update": usual["update"] | {"value_cost": "1:2:x"}}})
     with pytest.raises(ConfigError, match=r"--value-cost 1:2:x is no number that may change"):
         read_config(tmp_path / CONFIG_FILE)

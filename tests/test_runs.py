@@ -11,6 +11,7 @@ from apexrl.runs import (
     CURVE_FILE,
     STATUS_FILE,
     evaluation_of,
+    found_checkpoint,
     found_runs,
     made_run,
     network_words,
@@ -95,6 +96,18 @@ def test_the_newest_run_may_need_a_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match="has no run: begin one"):
         newest_run(tmp_path / "nothing")
     assert list_runs(tmp_path / "nothing") == 1
+
+
+def test_a_checkpoint_is_of_a_run_where_runs_have_theirs(tmp_path):
+    """Other directories have a config.json, too; results that were set aside have none."""
+    best = "checkpoints/best.safetensors"
+    run = make_run(tmp_path / "run", 1e9, files=[best, "copies/best.safetensors", CURVE_FILE])
+    assert found_checkpoint(run / best) == (run, run / best)
+    assert found_checkpoint(run / "copies/best.safetensors")[0] == run / "copies"
+    (run / CONFIG_FILE).unlink()
+    assert found_checkpoint(run / best)[0] == run
+    (run / CURVE_FILE).unlink()
+    assert found_checkpoint(run / best)[0] == run / "checkpoints"
 
 
 def test_nothing_in_a_run_controls_the_terminal_that_lists_it(tmp_path, capsys):

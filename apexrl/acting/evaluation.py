@@ -58,7 +58,7 @@ class Evaluator:
         self.videos = VideoFolder(Path(directory)) if directory else None
         num_envs, failures = min(command.evaluation.episodes, MAX_ENVIRONMENTS), Failures()
         first_copy = WATCHED if command.evaluation.checkpoint else EVALUATED
-        options = {"evaluate": True, "failures": failures}
+        options = {"evaluate": True, "failures": failures, "making_seconds": command.wires.patience_seconds}
         self._envs: list[VectorEnvironment] = [
             ForeignEnvironment(command.env, 1, render=i == 0, first_copy=first_copy + i, **options)
             for i in range(num_envs)

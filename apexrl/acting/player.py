@@ -157,9 +157,10 @@ class Player:
         shares = [share for share in np.array_split(np.arange(num_envs), acting.environment_groups) if len(share)]
         index = command.worker_index if isinstance(command, WorkerCommand) else 0
         first_copy = ACTED + index * num_envs
-        self._failures = failures = Failures()
+        self._failures = Failures()
+        options = {"failures": self._failures, "making_seconds": command.wires.patience_seconds}
         environments = [
-            ForeignEnvironment(command.env, len(share), failures=failures, first_copy=first_copy + int(share[0]))
+            ForeignEnvironment(command.env, len(share), first_copy=first_copy + int(share[0]), **options)
             for share in shares
         ]
         spec = family_of(command.agent).stream(command.algorithm, environments[0].spec)

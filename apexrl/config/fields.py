@@ -44,15 +44,13 @@ def _replaced(config: Any, values: Mapping[str, Any]) -> Any:
 
 
 def check_ranges(config: Any) -> None:
-    """Raises ConfigError when a number is outside the range of its field, or a text is empty whose default is not."""
+    """Raises ConfigError when a number is outside the range of its field."""
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             check_ranges(value)
             continue
-        if value == "" and isinstance(field.default, str) and field.default:
-            raise ConfigError(f"{flag_of(field.name)} is empty: leave it out for {field.default!r}, or give a text")
         if isinstance(value, str) and getattr(hints[field.name], "__origin__", hints[field.name]) == Changing:
             try:
                 schedule = Schedule.of(value)

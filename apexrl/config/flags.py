@@ -105,7 +105,8 @@ class Asked(NamedTuple, Generic[C]):
     def of(cls, default: C, arguments: Sequence[str]) -> "Asked[C]":
         """Parses arguments; a wish for help waits for `onto`. Ends the program when they are malformed.
 
-        Raises: ConfigError when a number is outside its range, or a flag is one of another command.
+        Raises: ConfigError when a number is outside its range, a text is empty that needs something, or a flag is one
+          of another command.
         """
         words = [word for word in arguments if word not in HELP]
         for flag in REPEATABLE:
@@ -114,6 +115,9 @@ class Asked(NamedTuple, Generic[C]):
         command = tyro.cli(type(default), args=words, default=default, prog=program(), **PARSING)
         check_ranges(command)
         given = frozenset(name_of(flag) for flag, _ in flags_in(words))
+        values, usual = values_of(command), values_of(default)
+        if empty := [name for name in given & values.keys() if values[name] == "" != usual[name]]:
+            raise ConfigError(f"{flag_of(empty[0])} is empty: leave it out for {usual[empty[0]]!r}, or give a text")
         return cls(command, given, bool(HELP.intersection(arguments)), arguments)
 
     def onto(self, default: C) -> C:

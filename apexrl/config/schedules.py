@@ -7,18 +7,13 @@ or at --max-seconds.
 import math
 import re
 import typing
-from typing import Any, Literal, NamedTuple
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from apexrl.config.sections import Changing, LearningConfig, UpdateConfig, whole_number
 
 ENDLESS_FRAMES = 16_000_000  # after which half of the way lies behind a run without an end
 Shape = Literal["linear", "cosine"]
 SHAPES = {"linear": "linearly", "cosine": "along a cosine"}
-EARLIER: dict[str, Any] = {"learning_rate_schedule": "constant", "learning_rate_end": 0.0, "learning_rate_frames": 0,
-                           "entropy_cost_end": 0.0, "entropy_frames": 0}  # fmt: skip
-"""Fields of earlier versions, which schedules have replaced."""
 PATTERN = re.compile(r"([^:]+):([^:]+)(?::(?!cosine)([^:]+))?(:cosine)?")
 
 
@@ -89,22 +84,3 @@ def schedules_of(update: UpdateConfig) -> dict[str, Schedule]:
 def share_of_endless(frames: int) -> float:
     """Returns how much of a way lies behind a run without an end: never all of it."""
     return frames / (frames + ENDLESS_FRAMES)
-
-
-def renewed(saved: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of a command as a file has them, with schedules where an earlier version wrote it.
-
-    Raises: ValidationError when a value is of another type than it was.
-    """
-    update, learning = (msgspec.convert(saved.get(name, {}), dict[str, Any]) for name in ("update", "learning"))
-    shape, end, over, cost_end, cost_over = (
-        msgspec.convert(update.get(name, usual), type(usual)) for name, usual in EARLIER.items()
-    )
-    changes = {}
-    if shape in SHAPES:
-        is_first = over and not 0 < msgspec.convert(learning.get("total_frames", 0), int) <= over
-        words = f":{over}" if is_first else "", ":cosine" if shape == "cosine" else ""
-        changes["learning_rate"] = f"{update.get('learning_rate')}:{end}{''.join(words)}"
-    if cost_over:
-        changes["entropy_cost"] = f"{update.get('entropy_cost')}:{cost_end}:{cost_over}"
-    return saved | {"update": update | changes} if changes else saved

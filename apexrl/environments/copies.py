@@ -1,5 +1,6 @@
 """All environments but Atari's: copies of one, which this process steps one by one."""
 
+import contextlib
 import functools
 import logging
 from typing import Any
@@ -36,25 +37,29 @@ class GymnasiumEnvironment:
 
     def __init__(
         self, config: EnvConfig, registered: EnvSpec, num_envs: int, failures: Failures, *, render: bool,
-        first_copy: int = 0,
+        first_copy: int = 0, making_seconds: float = 0.0,
     ):  # fmt: skip
         self._failures, variant = failures, config.variant
         _tell_limit(config, longest_episode(config, registered))
         self._renders = render and _can_be_filmed(config, registered)
-        self._watchdog = Watchdog(config.env, config.step_deadline_seconds)
-        try:
-            self._envs = self._make(config, registered, num_envs, first_copy)
-        except Exception as error:  # foreign code, and its games matter more than their pictures
-            if not self._renders or isinstance(error, ConfigError):
+        self._watchdog = Watchdog(config.env, config.step_deadline_seconds, making_seconds)
+        self._watchdog.start()
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._watchdog.close)
+            try:
+                self._envs = self._make(config, registered, num_envs, first_copy)
+            except Exception as error:  # foreign code, and its games matter more than their pictures
+                if not self._renders or isinstance(error, ConfigError):
+                    raise
+                self._give_up_pictures(error)
+                self._envs = self._make(config, registered, num_envs, first_copy)
+            try:
+                names = self._envs.metadata.get("action_names", ())
+                self._own_actions = own = Actions(config.env, self._envs.single_action_space, names)
+            except ConfigError:
+                self._envs.close()
                 raise
-            self._give_up_pictures(error)
-            self._envs = self._make(config, registered, num_envs, first_copy)
-        try:
-            names = self._envs.metadata.get("action_names", ())
-            self._own_actions = own = Actions(config.env, self._envs.single_action_space, names)
-        except ConfigError:
-            self._envs.close()
-            raise
+            failed.pop_all()
         self.parts = parts_of(self._copies[0].env)
         box = self._envs.single_observation_space
         self.spec = EnvironmentSpec(
@@ -65,7 +70,6 @@ class GymnasiumEnvironment:
         is_speed = isinstance(speed, int | float) and 0 < speed <= MAX_PICTURES_PER_SECOND
         self.pictures_per_second = float(speed) if is_speed else USUAL_PICTURES_PER_SECOND
         self._clip = config.clip_rewards == "yes"
-        self._watchdog.start()
 
     def reset(self, seed: int) -> np.ndarray:
         """Returns the first observations [E, *frame]."""

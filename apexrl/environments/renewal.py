@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 
 from apexrl.environments.fitting import UnfitError, reward_of, truth_of
-from apexrl.environments.watchdog import Watchdog
+from apexrl.environments.watchdog import MAKING, Watchdog
 from apexrl.errors import ApexError, reason_of
 from apexrl.lines import Repeats
 
@@ -51,7 +51,8 @@ class Copy(gymnasium.Wrapper):
           without_step: gets the number of this copy at each step that was none.
           failures: of all copies of the process.
         """
-        super().__init__(make())
+        with watchdog.watching(MAKING):
+            super().__init__(make())
         self.observation_space, self.action_space = self.env.observation_space, self.env.action_space
         self.is_open = True  # else it rests
         self.num_failures: int | None = None  # since its last step; None before its first step and failure
@@ -122,7 +123,7 @@ class Copy(gymnasium.Wrapper):
         self._steps = 0
         self._times_made += 1
         try:
-            self.env = self._call("its making", self._make)
+            self.env = self._call(MAKING, self._make)
             self.is_open = True
             for name in ("observation_space", "action_space"):
                 if (found := getattr(self.env, name)) != (before := getattr(self, name)):

@@ -52,7 +52,7 @@ class VectorEnvironment(Protocol):
 
 def make_environment(
     config: EnvConfig, num_envs: int, *, evaluate: bool = False, num_threads: int = 1, render: bool = False,
-    first_copy: int = EVALUATED, failures: Failures | None = None,
+    first_copy: int = EVALUATED, failures: Failures | None = None, making_seconds: float = 0.0,
 ) -> VectorEnvironment:  # fmt: skip
     """Makes a vector environment.
 
@@ -62,6 +62,7 @@ def make_environment(
       render: `render` gives pictures.
       first_copy: the number of the first one among the copies of a run on one host.
       failures: of all environments of the process, where it has several vectors; Atari's do not fail one by one.
+      making_seconds: after which the process ends where one is still being made; 0: never.
     Raises: ConfigError when the id is unknown, the environment cannot be made, or has actions that are not supported.
     """
     entry = registered(config.env)
@@ -69,8 +70,9 @@ def make_environment(
         if is_atari(entry):
             return AtariEnvironment(config, entry, num_envs, evaluate=evaluate, num_threads=num_threads, render=render)
         return GymnasiumEnvironment(
-            config, entry, num_envs, failures or Failures(), render=render, first_copy=first_copy
-        )
+            config, entry, num_envs, failures or Failures(), render=render, first_copy=first_copy,
+            making_seconds=making_seconds,
+        )  # fmt: skip
 
 
 def make_game(config: EnvConfig, render_mode: str | None = None, copy: int = WATCHED) -> gymnasium.Env:

@@ -1,10 +1,11 @@
 """A deadline for the calls of environments: foreign code that never returns would stop its actor without a word."""
 
+import contextlib
 import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from apexrl.errors import ApexError, reason_of
@@ -14,6 +15,7 @@ from apexrl.lifecycle import end_at_once
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+MAKING = "its making"
 LOOKS = 20  # of the watchdog during one deadline
 LONGEST_PAUSE_SECONDS = 5.0
 
@@ -25,10 +27,15 @@ class Watchdog:
     process that is stopped does not count. Code that never lets other threads run cannot be noticed.
     """
 
-    def __init__(self, env: str, deadline_seconds: float):
-        """Watches nothing before `start`, and never with a deadline of 0."""
+    def __init__(self, env: str, deadline_seconds: float, making_seconds: float = 0.0):
+        """Watches nothing before `start`.
+
+        Args:
+          deadline_seconds: of a call; 0: none.
+          making_seconds: of the call that makes an environment; 0: none.
+        """
         self.env = env
-        self._deadline_seconds = deadline_seconds
+        self._deadline_seconds, self._making_seconds = deadline_seconds, making_seconds
         self._calls = 0
         self._going_on = (0, "")  # number and name of the call, 0 between two
         self._seen = 0  # the number of the call at the last look
@@ -37,7 +44,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begins to watch the calls of this thread."""
-        if self._deadline_seconds:
+        if self._deadline_seconds or self._making_seconds:
             caller = threading.get_ident()
             threading.Thread(target=self._watch, args=(caller,), name="watchdog", daemon=True).start()
 
@@ -46,15 +53,22 @@ class Watchdog:
 
         Raises: ApexError when it would end the process.
         """
-        self._calls += 1
-        self._going_on = (self._calls, name)
         try:
-            return function(*arguments, **named)
+            with self.watching(name):
+                return function(*arguments, **named)
         except (SystemExit, KeyboardInterrupt) as error:
             raise ApexError(
                 f"environment {self.env!r} ended its process in a {name} ({reason_of(error)}): it should end the "
                 "episode, or raise an error"
             ) from error
+
+    @contextlib.contextmanager
+    def watching(self, name: str) -> Iterator[None]:
+        """Watches what goes on within it as a call of that name."""
+        self._calls += 1
+        self._going_on = (self._calls, name)
+        try:
+            yield
         finally:
             self._going_on = (0, "")
 
@@ -70,18 +84,22 @@ class Watchdog:
         return self._seen_seconds
 
     def _watch(self, caller: int) -> None:
-        pause = min(self._deadline_seconds / LOOKS, LONGEST_PAUSE_SECONDS)
+        shortest = min(filter(None, (self._deadline_seconds, self._making_seconds)))
+        pause = min(shortest / LOOKS, LONGEST_PAUSE_SECONDS)
         while not self._closed.wait(pause):
             seconds = self.look(pause)
-            if seconds >= self._deadline_seconds:
+            deadline = self._making_seconds if self._going_on[1] == MAKING else self._deadline_seconds
+            if deadline and seconds >= deadline:
                 self._end(seconds, caller)
 
     def _end(self, seconds: float, caller: int) -> None:
         frame = sys._current_frames().get(caller)
         logger.error("the call that does not return:\n%s", "".join(traceback.format_stack(frame)))
+        name = self._going_on[1]
+        flag = "--patience-seconds" if name == MAKING else "--step-deadline-seconds"
         logger.error(
-            "environment %r has not returned from %s for %.0f s: mend it, or give more --step-deadline-seconds",
-            self.env, self._going_on[1], seconds,
+            "environment %r has not returned from %s for %.0f s: mend it, or give more %s",
+            self.env, name, seconds, flag,
         )  # fmt: skip
         kill_descendants()  # no environment is closed
         end_at_once(1)

@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from apexrl.config.sections import EnvConfig
 from apexrl.environments.registry import registered
 from apexrl.environments.single import make_bare, wrapped
-from apexrl.errors import ConfigError
+from apexrl.errors import ConfigError, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,8 @@ def check_wrapper_state(config: EnvConfig) -> None:
             fresh = recorder.record()
         with contextlib.closing(_Recorder(config)) as recorder:
             same, again = recorder.record(), recorder.record()
-    except (Exception, SystemExit):  # foreign code: the role that meets it again names it
+    except (Exception, SystemExit) as error:  # foreign code: the role that meets it again names it
+        logger.warning("%s: nobody knows whether its wrappers remember games: %s", config.env, reason_of(error))
         return
     changed, differs = _first_difference(same, again), _first_difference(fresh, same)
     if changed is None or (differs is not None and differs < changed):

@@ -50,6 +50,8 @@ def share_of(command: LearnerCommand, num_learners: int) -> LearnerCommand:
     """
     if num_learners > 1 and getattr(command.network, "critic_norm", "") == "batch":
         raise ConfigError("--critic-norm batch has the statistics of one learner's batches: leave out --num-learners")
+    if getattr(command, "from_journal", "") and max(num_learners, command.wires.shards) > 1:
+        raise ConfigError("--from-journal is one log for one learner: leave out --num-learners and --shards")
     sizes = divided_sizes(command.agent, command.update)
     for name, size in sizes.items():
         if size % num_learners:

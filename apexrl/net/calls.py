@@ -7,6 +7,7 @@ goes on without one. `finish` waits in the thread, `await` lets the other tasks 
 import asyncio
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Generator
 from numbers import Real
@@ -72,18 +73,23 @@ def call(function: Callable[P, Steps[T]]) -> Callable[P, Call[T]]:
 
 
 async def _readable(connection: Connection, seconds: float) -> None:
-    """Waits until the descriptor says something; it does so once, and to all who wait."""
+    """Waits until the descriptor says something; it does so once, and to all who wait.
+
+    A loop has one reader of a descriptor, and the program may be that of the connection's: so this is another one.
+    """
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
     if not connection.waiters:
-        loop.add_reader(connection.fileno(), _wake, connection)
+        connection.watched = os.dup(connection.fileno())
+        loop.add_reader(connection.watched, _wake, connection)
     connection.waiters.add(waiter)
     try:
         await asyncio.wait({waiter}, timeout=seconds)
     finally:
         connection.waiters.discard(waiter)
-        if not connection.waiters and connection.is_usable:
-            loop.remove_reader(connection.fileno())
+        if not connection.waiters:
+            loop.remove_reader(connection.watched)
+            os.close(connection.watched)
 
 
 def _wake(connection: Connection) -> None:

@@ -66,6 +66,7 @@ class Connection:
         self.has_answered = False
         self.use = Use(endpoint)
         self.waiters: set[asyncio.Future[None]] = set()  # tasks that wait until it is readable
+        self.watched = -1  # a copy of the descriptor, while there are some
         self._process = os.getpid()
         self._is_known = False  # the server took our greeting at least once
         self._ask_again = -1e9

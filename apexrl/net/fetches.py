@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -50,26 +51,45 @@ class Fetch:
             self.found[number], self.heard_seconds = unroll, now
             self.asked.discard(number)
 
+    def keep(self, numbers: Collection[int]) -> None:
+        """Lets go of all other numbers."""
+        self.missing = {number: None for number in self.missing if number in numbers}
+        self.found = {number: unroll for number, unroll in self.found.items() if number in numbers}
+        self.asked.intersection_update(numbers)
+
     def begin_anew(self) -> None:
         """Forgets what was found: it is of another log."""
         self.missing, self.found = dict.fromkeys(sorted([*self.missing, *self.found])), {}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Held:
     """A batch that came and was not handed out, and its unrolls that did not come with it."""
 
     batch: LogBatch
+    items: int  # keys that name one unroll
     fetch: Fetch | None = None
 
-    def leave_out(self, keys: np.ndarray, items: int) -> bool:
-        """Takes keys [N], of which `items` name one unroll, out of the batch; returns whether others are left."""
+    @property
+    def numbers(self) -> np.ndarray:
+        """The unroll number [B] of each key."""
+        return self.batch.sample.keys // self.items
+
+    @property
+    def unrolls(self) -> dict[int, EncodedUnroll]:
+        """The unrolls that came with it, by number."""
+        named = zip(np.unique(self.numbers).tolist(), self.batch.unrolls, strict=False)
+        return {number: unroll for number, unroll in named if unroll.block}
+
+    def leave_out(self, keys: np.ndarray | None) -> None:
+        """Takes keys [N], or all, out of the batch, and the unrolls that no other key names."""
         sample = self.batch.sample
-        kept = ~np.isin(sample.keys, keys)
-        numbers = sample.keys // items
-        named = zip(np.unique(numbers).tolist(), self.batch.unrolls, strict=False)
-        left, probabilities = set(numbers[kept].tolist()), sample.probabilities
-        rows = (sample.keys[kept], probabilities[kept] if len(probabilities) else probabilities, sample.weights[kept])
+        kept = np.zeros(len(sample.keys), bool) if keys is None else ~np.isin(sample.keys, keys)
+        left = set(self.numbers[kept].tolist())
+        named = zip(np.unique(self.numbers).tolist(), self.batch.unrolls, strict=False)
         unrolls = tuple(unroll for number, unroll in named if number in left)
-        self.batch = dataclasses.replace(self.batch, sample=Sample(*rows, sample.largest_weight), unrolls=unrolls)
-        return bool(kept.any())
+        probabilities = sample.probabilities[kept] if len(sample.probabilities) else sample.probabilities
+        rest = Sample(sample.keys[kept], probabilities, sample.weights[kept], sample.largest_weight)
+        self.batch = dataclasses.replace(self.batch, sample=rest, unrolls=unrolls)
+        if self.fetch is not None:
+            self.fetch.keep(left)

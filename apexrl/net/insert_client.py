@@ -68,6 +68,7 @@ class InsertClient(Closing):
         self._next_sequence = 0
         self._allowed_sequence = 0
         self._next_to_send = 0
+        self._asked = -1  # up to here, for acknowledgements
         self._welcome = False
         self._greeted_seconds = -1e9
         self._reason = ""  # why the server lets us wait
@@ -196,11 +197,14 @@ class InsertClient(Closing):
     @call
     def flushing(self, timeout_seconds: float) -> Steps[bool]:
         """Is `flush` to be awaited."""
-        deadline, asked = deadline_of(timeout_seconds), -1
-        while self._unacknowledged and (left := deadline - time.monotonic()) > 0:
-            if self._welcome and asked != self._next_to_send:  # a server acknowledges the last few only when asked
-                asked = self._next_to_send
+        deadline = deadline_of(timeout_seconds)
+        self.poll()  # also where there is no time: a call that is made again and again gets on
+        while self._unacknowledged:
+            if self._welcome and self._asked != self._next_to_send:  # a server acknowledges the last few when asked
+                self._asked = self._next_to_send
                 self._connection.send(wire.Heartbeat())
+            if (left := deadline - time.monotonic()) <= 0:
+                break
             if not self._receive():
                 yield self._connection, min(POLL_SECONDS, left)
             self._keep_alive()

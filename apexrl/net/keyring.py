@@ -60,8 +60,9 @@ class Keyring:
 
         Raises: ConfigError when a key is missing or malformed; the old ones count then.
         """
-        for allowed in self._allowed:
-            allowed.read()
+        found = [allowed.read() for allowed in self._allowed]
+        for allowed, keys in zip(self._allowed, found, strict=True):
+            allowed.keys = keys
 
     def read_again_or_tell(self) -> None:
         """Reads the keys again, and says so. Where they cannot be read the old ones count."""
@@ -88,15 +89,15 @@ class _Allowed:
 
     def __init__(self, directory: Path, clients: tuple[str, ...]):
         self._directory, self._clients = directory, clients
-        self.read()
+        self.keys = self.read()
 
-    def read(self) -> None:
-        """Replaces the keys by those in the directory."""
-        self._keys = frozenset(key for client in self._clients for key in public_keys(self._directory, client))
+    def read(self) -> frozenset[bytes]:
+        """Returns the keys that are in the directory now."""
+        return frozenset(key for client in self._clients for key in public_keys(self._directory, client))
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Returns whether the owner of a key may connect."""
-        return key in self._keys
+        return key in self.keys
 
 
 def load_keyring(directory: str, role: str) -> Keyring | None:

@@ -63,6 +63,7 @@ class ReplayClient(Closing):
             endpoint, name, sizes, prefetch_batches, False, keyring, context, with_probabilities, with_unrolls, log
         )
         self._batches: dict[str, collections.deque[Held]] = {table: collections.deque() for table in sizes}
+        self._taken: list[Held] = []  # whose unrolls a call waits for
         self._requests = itertools.count()
         self._generation = 0  # of the log: another one makes all keys void
         self._fetches: dict[int, Fetch] = {}  # by request
@@ -136,25 +137,21 @@ class ReplayClient(Closing):
         deadline = deadline_of(timeout_seconds)
         while True:
             held = yield from self._taking(table, deadline - time.monotonic())
-            batch, generation = held.batch, self._generation
-            numbers = batch.sample.keys // self._items_of(table)
-            named = np.unique(numbers).tolist()
-            found = {number: unroll for number, unroll in zip(named, batch.unrolls, strict=False) if unroll.block}
+            self._taken.append(held)
             try:
                 check()  # whether the caller can read them
-                if missing := [number for number in named if number not in found]:
-                    held.fetch = held.fetch or self._begin_fetch(missing)
-                    found |= yield from self._getting(held.fetch, deadline)
+                found = yield from self._unrolls_of(held, deadline)
             except BaseException:  # the time is up, or nobody waits any more: the next call gets it
-                if generation == self._generation:
-                    self._batches[table].appendleft(held)
-                else:
-                    self._let_go(table, held)
+                self._taken.remove(held)
+                self._batches[table].appendleft(held)
+                self._drop_empty(table)
                 raise
+            self._taken.remove(held)
             self._let_go(table, held)
-            if generation == self._generation:  # else its keys are of another log
-                self._hand_out(table, batch.sample.keys)
-                return batch.sample, numbers, found
+            sample = held.batch.sample
+            if len(sample.keys):  # else its keys were taken out meanwhile, or are of another log
+                self._hand_out(table, sample.keys)
+                return sample, held.numbers, found
 
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
         """Returns unrolls by number, decoded; those that the log does not hold are left out.
@@ -274,13 +271,17 @@ class ReplayClient(Closing):
         self._client.batch_used(table)
 
     def _drop_batches(self, table: str, keys: np.ndarray | None = None) -> None:
-        """Lets go of the batches that came, or only of keys [N] in them."""
-        for _ in range(len(self._batches.get(table, ()))):
-            held = self._batches[table].popleft()
-            if keys is not None and held.leave_out(keys, self._items_of(table)):
-                self._batches[table].append(held)
-            else:
-                self._let_go(table, held)
+        """Takes all keys out of the batches that came, or keys [N] alone."""
+        for held in (*self._taken, *self._batches.get(table, ())):
+            if held.batch.table == table:
+                held.leave_out(keys)
+        self._drop_empty(table)
+
+    def _drop_empty(self, table: str) -> None:
+        """Lets go of batches that lost all their keys."""
+        for held in [held for held in self._batches.get(table, ()) if not len(held.numbers)]:
+            self._batches[table].remove(held)
+            self._let_go(table, held)
 
     def _items_of(self, table: str) -> int:
         """Returns how many keys of a table name one unroll."""
@@ -291,6 +292,14 @@ class ReplayClient(Closing):
         request = next(self._requests)
         self._fetches[request] = Fetch(request, numbers)
         return self._fetches[request]
+
+    def _unrolls_of(self, held: Held, deadline: float) -> Steps[dict[int, EncodedUnroll]]:
+        """Fetches those that did not come with a batch."""
+        found = held.unrolls
+        if missing := [number for number in np.unique(held.numbers).tolist() if number not in found]:
+            held.fetch = held.fetch or self._begin_fetch(missing)
+            found |= yield from self._getting(held.fetch, deadline)
+        return {number: found[number] for number in np.unique(held.numbers).tolist() if number in found}
 
     def _getting(self, fetch: Fetch, deadline: float) -> Steps[dict[int, EncodedUnroll]]:
         """Asks for what is missing, again only where no answer came for RESEND_SECONDS."""
@@ -368,7 +377,7 @@ class ReplayClient(Closing):
                 for fetch in self._fetches.values():
                     fetch.asked.clear()  # a server that did not know us has no questions of ours
             case LogBatch() as event:
-                self._batches[event.table].append(Held(event))
+                self._batches[event.table].append(Held(event, self._items_of(event.table)))
             case LogFetched() as event if event.request in self._fetches:
                 self._fetches[event.request].take(event.number, event.unroll, time.monotonic())
             case (wire.Statistics() | wire.Deleted()) as event if event.request in self._answers:

@@ -5,9 +5,9 @@ The law, over all transitions since the start:
     inserting may go on while error <= +slack; a batch may be sampled while error >= batch_size - slack.
 Nothing is sampled before min_size transitions are there. A queue hands those out as well: its error is
     inserted * samples_per_insert - sampled - forgiven.
-`forgiven` is 0 until a server starts again with another samples_per_insert or min_size, or until nobody could draw the
-samples that were due (`Replay.note_stall`). Then the law is for what comes, and neither side makes up for the past. A
-queue that goes on with another pace has due what waits in it.
+`forgiven` is 0 until a server starts again with another samples_per_insert or min_size, until nobody could draw the
+samples that were due (`Replay.note_stall`), or until items of a queue are deleted. Then the law is for what comes, and
+neither side makes up for the past. A queue that goes on with another pace has due what waits in it.
 
 The limiter only decides which side waits. Inserts that it allowed earlier still come, so the error is at most
     slack + samples_per_insert * (transitions of all inserts that are allowed and not stored yet).

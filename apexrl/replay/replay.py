@@ -206,6 +206,8 @@ class Replay:
         count = chosen.delete(keys)
         if keys is None:
             chosen.limiter.resume(0, 0, 0)
+        elif chosen.limiter.is_queue:  # whose items are due until they were handed out
+            chosen.limiter.forgiven += count * chosen.limiter.samples_per_insert
         return count
 
     def why_no_insert(self) -> str:

@@ -88,6 +88,16 @@ def random_action(rng: np.random.Generator, spec: EnvironmentSpec, frame: np.nda
     return rng.uniform(low, high)[None]
 
 
+def try_wrappers(envs: VectorEnvironment, config: EnvConfig) -> None:
+    """Looks for a wrapper that remembers games, once the environment is closed: there may be one at a time only.
+
+    Raises: ConfigError when one does.
+    """
+    with contextlib.suppress(Exception):  # foreign code
+        envs.close()
+    check_wrapper_state(config)
+
+
 def main(text: str) -> None:
     """Plays the environment of a configuration, tells all of it, and ends the process whatever threads there are."""
     teller = Teller(os.dup(1))
@@ -97,11 +107,13 @@ def main(text: str) -> None:
     log.setLevel(logging.INFO)
     log.addHandler(teller)
     config = dataclasses.replace(msgspec.json.decode(text, type=EnvConfig), step_deadline_seconds=0.0)  # the parent's
-    envs = None
+    envs: VectorEnvironment | None = None
     try:
         envs = teller.call(MAKING, make_environment, config, 1)
         play(envs, teller)
-        teller.call(WRAPPERS, check_wrapper_state, config)
+        if config.wrapper:
+            alone, envs = envs, None
+            teller.call(WRAPPERS, try_wrappers, alone, config)
     except ApexError as error:
         teller.tell(Line(fault=str(error), errno=getattr(error.__cause__, "errno", None)))
     except BaseException as error:

@@ -10,7 +10,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from apexrl.children import child_environment, role_script
+from apexrl.children import PARENT_VARIABLE, child_environment, role_script
 from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import to_flags
 from apexrl.errors import ConfigError, KilledError, PeerError, PeerTimeout, reason_of
@@ -35,6 +35,7 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     meeting, listens_at = (wires.learner_host, wires.bind_host) if hosts > 1 else (THIS_HOST, THIS_HOST)
     if host_rank == 0 and is_loopback(listens_at) and not is_loopback(meeting):
         raise ConfigError(f"no other host reaches --bind-host {listens_at}: give the address of this host, or 0.0.0.0")
+    is_kept = PARENT_VARIABLE in os.environ  # before we write ourselves there, for the learners
     os.environ |= child_environment() | {MARK_VARIABLE: new_mark(), "PYTHONSAFEPATH": "1"}
     os.environ.setdefault("OMP_NUM_THREADS", str(learning.learner_threads))
     os.environ.setdefault("TORCHELASTIC_LOG_LEVEL", "ERROR")
@@ -50,7 +51,7 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     def pass_on() -> None:
         stop.wait()
         if not psutil.Process().children():  # it waits for the other hosts inside of torch, where it hears no signal
-            end_at_once(0)
+            end_at_once(TOLD_STATUS if is_kept and stop.num_signals else 0)
         if not stop.num_signals:  # torchrun has got the signals itself
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -24,10 +24,17 @@ SEARCHED_PORTS = range(20_000, 28_000)
 IN_ORDER = ("tensorboard_port", "parameter_port", "metrics_port", "meeting_port", "actor_port", "batch_port")
 
 
-def from_base(asked: Asked[RunCommand]) -> Asked[RunCommand]:
-    """Returns a command line to which --port-base gives the ports that it does not give itself."""
-    base = asked.command.port_base
-    found = {name: base + i for i, name in enumerate(IN_ORDER) if name not in asked.given} if base else {}
+def from_base(asked: Asked[RunCommand], saved: RunCommand | None = None) -> Asked[RunCommand]:
+    """Returns a command line to which --port-base gives the ports that it does not give itself.
+
+    A run without actors has no replay server, and that of a guest's run keeps its ports.
+
+    Args:
+      saved: the configuration of the run that is resumed or forked.
+    """
+    base, has_servers = asked.command.port_base, asked.command.has_actors and (saved is None or saved.has_actors)
+    names = IN_ORDER if has_servers else IN_ORDER[:-2]
+    found = {name: base + i for i, name in enumerate(names) if name not in asked.given} if base else {}
     return asked._replace(command=with_values(asked.command, found), given=asked.given.union(found))
 
 

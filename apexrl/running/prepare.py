@@ -68,7 +68,7 @@ def prepare(
     saved, not_given = found
     if saved is not None and saved.guest:  # whose ports may be others by now
         saved = following(saved, host_of(Path(saved.guest), trust))
-    asked = from_base(Asked.of(first_default(basis, saved, trust, arguments), arguments))
+    asked = from_base(Asked.of(first_default(basis, saved, trust, arguments), arguments), saved)
     check_asked(asked, saved)
     trackers_of(asked.command)
     if (guest := asked.command.guest or (saved.guest if saved is not None else "")) and not asked.wants_help:

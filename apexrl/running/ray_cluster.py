@@ -88,6 +88,8 @@ class Driver:
         self._config, self._console, self._num_workers = config, console, num_workers
         asked, self.asked = on_saved(arguments)
         check_asked(asked)
+        if not self.asked.has_actors or self.asked.reproducible:  # as a run that is resumed may be
+            raise ConfigError(f"{self.asked.resume or self.asked.fork} needs no cluster: continue it by run.sh")
         directory = asked.command.resume or asked.command.run_dir
         if not directory:
             directory = str(Path(new_run(self.asked.env.env, arguments)).resolve())

@@ -19,6 +19,10 @@ from apexrl.types import StreamSpec
 
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
 PRIORITIES = ("priority_exponent", "importance_exponent")
+OF_SERVERS = (  # where a run has a replay server of its own
+    "actor_device", "actor_port", "batch_port", "shards", "journal_dir", "journal_flush_seconds",
+    "journal_snapshot_seconds", "max_gb",
+)  # fmt: skip
 PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run
 PERIODS_SECONDS = (  # of others
     "checkpoint_period_seconds", "publish_period_seconds", "final_evaluation_seconds", "evaluation_period_seconds",
@@ -86,15 +90,15 @@ def _check_use(command_line: Asked[RunCommand], asked: RunCommand) -> None:
     flags = command_line.flags
     if asked.guest and asked.env != saved_environment(Path(asked.guest) / CONFIG_FILE):
         raise ConfigError(f"--guest learns on the environment of {asked.guest}: leave out --env and its settings")
-    if asked.guest and (useless := flags(values_of(ActingConfig()))):
-        raise ConfigError(f"--guest has no actors: leave out {' '.join(useless)}")
+    if asked.guest and (useless := flags([*values_of(ActingConfig()), *OF_SERVERS])):
+        raise ConfigError(f"--guest has neither actors nor a replay server: leave out {' '.join(useless)}")
     frames = [name for name, schedule in schedules_of(asked.update).items() if schedule.frames]
     frames.append("total_frames")
     if asked.guest and (useless := flags(frames)):
         cure = "give --total-updates or --max-seconds, and numbers that change without :FRAMES"
         raise ConfigError(f"--guest begins with all frames that the run still holds: not {' '.join(useless)}; {cure}")
     if asked.from_journal:  # which has brought all of its frames at once
-        given = flags([*values_of(ActingConfig()), *values_of(ReplayConfig()), *frames])
+        given = flags(dict.fromkeys([*values_of(ActingConfig()), *values_of(ReplayConfig()), *OF_SERVERS, *frames]))
         if useless := [flag for flag in given if flag not in USED_WITHOUT_ACTORS]:
             raise ConfigError(f"--from-journal has neither actors nor a replay server: leave out {' '.join(useless)}")
 
@@ -132,3 +136,5 @@ def _check_reproducible(command_line: Asked[RunCommand], begins: list[str]) -> N
         raise ConfigError("--reproducible has one process: give --environments-per-worker instead of --num-workers")
     if asked.replay.journal_dir not in ("auto", "off"):
         raise ConfigError("--reproducible keeps its experience in memory only: leave out --journal-dir")
+    if useless := command_line.flags(["journal_flush_seconds", "journal_snapshot_seconds", "max_restarts", "keys"]):
+        raise ConfigError(f"--reproducible has one process and no journal: leave out {' '.join(useless)}")

@@ -15,11 +15,9 @@ from typing import Any
 import msgspec
 
 from apexrl import __version__
-from apexrl.agents.families import SHIPPED
 from apexrl.config.commands import ActorCommand, RunCommand
 from apexrl.config.fields import check_ranges, with_values
 from apexrl.config.flags import actor_command, default_command
-from apexrl.config.schedules import renewed
 from apexrl.config.sections import EnvConfig, LearningConfig, whole_number
 from apexrl.config.words import program, sister
 from apexrl.control_groups import num_cores
@@ -154,8 +152,7 @@ def read_config(path: Path, trust: Trust = NOBODY) -> tuple[RunCommand, list[str
             )
         trust.check(path, agent=given["agent"])  # the defaults are those of its family
         not_given: list[str] = []
-        values = renewed(given) if given["agent"] in SHIPPED else given
-        command = _restored(values, default_command(RunCommand, given["agent"]), not_given)
+        command = _restored(given, default_command(RunCommand, given["agent"]), not_given)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is not the configuration of a run: {error}") from error
     try:

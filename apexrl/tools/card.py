@@ -114,7 +114,7 @@ def write_card(run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="
         if path.exists() and not is_card(path):
             raise ConfigError(f"--output {output} is no card of a run: give another file, or remove that")
         with replacing(path) as temporary:
-            temporary.write_text(card, encoding="utf-8")
+            temporary.write_text(card, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(f"--output {output} cannot be written: {error.strerror}") from error
     return 0

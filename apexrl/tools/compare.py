@@ -12,7 +12,7 @@ import tyro
 from apexrl.config.words import program
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import attempt
-from apexrl.lines import say
+from apexrl.lines import printable, say
 
 
 def compare(
@@ -64,7 +64,7 @@ def _group(text: str) -> tuple[str, list[str]]:
     name, _, patterns = text.partition("=")
     if not name or not patterns:
         raise ConfigError(f"--group {text}: give NAME=RUN,RUN,...")
-    return name, patterns.split(",")
+    return printable(name), patterns.split(",")  # it goes into a file and a picture, too
 
 
 def _bounds(text: str) -> tuple[str, tuple[float, float]]:

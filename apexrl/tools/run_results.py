@@ -76,7 +76,8 @@ def read_run(directory: Path) -> RunResult:
     Raises: ConfigError when there is no such run, it has no evaluation yet, or a file of it cannot be read.
     """
     if not directory.is_dir():
-        raise ConfigError(f"{directory}: there is no such run")
+        fault = "this is no directory of a run" if directory.exists() else "there is no such run"
+        raise ConfigError(f"{directory}: {fault}")
     if not ((directory / STATUS_FILE).exists() and (directory / CURVE_FILE).exists()):
         raise ConfigError(f"{directory}: no evaluation yet, or it is no run directory")
     status = read_json(directory / STATUS_FILE, Status)

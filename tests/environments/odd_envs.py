@@ -178,6 +178,27 @@ class Filmed(Odd):
         return "text" if self._pictures == "letters" else np.zeros((4, 4), np.float32)
 
 
+class Single(Odd):
+    """Owns a file, as a simulator owns a port: two at a time cannot be."""
+
+    def __init__(self, path):
+        super().__init__(Box(-1, 1, (2,)), np.zeros(2, np.float32))
+        self.path = pathlib.Path(path)
+        self.path.touch(exist_ok=False)
+
+    def close(self):
+        self.path.unlink()
+
+
+class Forgetful(gymnasium.Wrapper):
+    """Counts episodes, and tells their number."""
+
+    def reset(self, **named):
+        self.count = getattr(self, "count", -1) + 1
+        observation, info = self.env.reset(**named)
+        return np.full_like(observation, self.count / 10), info
+
+
 def in_a_dictionary(env):
     """A wrapper that puts an observation into a dictionary, beside words."""
     space = Dict({"picture": env.observation_space, "words": Words()})
@@ -261,6 +282,7 @@ ACTIONS = {
     "Switches-v0": MultiBinary((3, 4)),
 }
 ENTRY_POINTS = {
+    "Single-v0": Single,
     "Mission-v0": make_mission,
     "Fails-v0": make_failing,
     "Without-box2d-v0": partial(make_without, "Box2D", "box2d"),

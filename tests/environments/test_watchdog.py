@@ -35,6 +35,46 @@ run_role("actor", main)
 """
 
 
+MAKING_HANGS = """
+import time
+import gymnasium
+import numpy as np
+from apexrl.config.sections import EnvConfig
+from apexrl.environments.vector import make_environment, take_step
+from apexrl.lifecycle import run_role
+
+class Hanging(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self):
+        Hanging.made += 1
+        self.steps = 0
+        if FIRST or Hanging.made > 1:
+            time.sleep(600)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 3:
+            raise RuntimeError("the simulator is gone")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+def main(stop):
+    gymnasium.register("Hanging-v0", Hanging, disable_env_checker=True)
+    envs = make_environment(EnvConfig("Hanging-v0", step_deadline_seconds=300.0), 1, making_seconds=2.0)
+    envs.reset(seed=0)
+    for _ in range(3):
+        take_step(envs, np.zeros(1, int))
+    print("made", flush=True)
+
+run_role("actor", main)
+"""
+
+
 def test_a_step_that_hangs_is_named_and_ends_the_process():
     done = subprocess.run([sys.executable, "-c", HANG], cwd=ROOT, capture_output=True, timeout=300, check=False)
     assert done.returncode == 1
@@ -45,6 +85,18 @@ def test_a_step_that_hangs_is_named_and_ends_the_process():
     )
     assert last_line(done.stderr).endswith("mend it, or give more --step-deadline-seconds")
     wait_for(lambda: is_gone(int(done.stdout)), 100, "the end of a program that the environment started")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_making_that_hangs_has_a_deadline_of_its_own(is_first):
+    program = MAKING_HANGS.replace("FIRST", str(is_first))
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 1 and b"made" not in done.stdout
+    assert re.fullmatch(
+        r"environment 'Hanging-v0' has not returned from its making for \d+ s: mend it, or give more "
+        "--patience-seconds",
+        last_line(done.stderr),
+    )
 
 
 def test_many_quick_calls_are_no_slow_one():

@@ -72,8 +72,9 @@ def test_a_wrapper_that_is_other_in_each_environment_is_said(name, caplog):
     assert f"--wrapper {OWN}:{name} makes other observations of the same ones in each environment" in caplog.text
 
 
-def test_an_environment_that_fails_is_left_to_its_role():
+def test_an_environment_that_fails_is_left_to_its_role(caplog):
     check_wrapper_state(behind("OwnMean", env="Failing-v0"))
+    assert "nobody knows whether its wrappers remember games" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["normalized", "OwnMean"])

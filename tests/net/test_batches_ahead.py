@@ -63,19 +63,25 @@ def test_what_a_queue_has_handed_out_comes_but_for_what_was_deleted():
         assert sampled(client, "queue", 2) == [[4], [8, 9, 10, 11]]
 
 
-@pytest.mark.parametrize("with_unrolls", [True, False])
-def test_unrolls_come_with_the_keys_that_are_left(start_server, spec, header, make_unroll, with_unrolls):
+@contextlib.contextmanager
+def reading_unrolls(start_server, spec, header, unrolls, **options):
+    """A reader of these unrolls in a queue, which has the batch of the first four."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(start_server(tables=("queue=fifo:0:1",)))
         actor = stack.enter_context(InsertClient(server.actor_endpoint, "a", spec, 1))
         actor.connect(20)
-        unrolls = [make_unroll(spec) for _ in range(8)]
         for i, unroll in enumerate(unrolls):
             actor.insert(header(8 * i), UnrollCodec(spec).encode(unroll), 20)
         assert actor.flush(20)
-        sizes = {"queue": 4}
-        reader = stack.enter_context(ReplayClient(server.learner_endpoint, "r", sizes, with_unrolls=with_unrolls))
+        reader = stack.enter_context(ReplayClient(server.learner_endpoint, "r", {"queue": 4}, **options))
         wait_for(lambda: reader.has_batch("queue"), 20, "a batch")
+        yield reader
+
+
+@pytest.mark.parametrize("with_unrolls", [True, False])
+def test_unrolls_come_with_the_keys_that_are_left(start_server, spec, header, make_unroll, with_unrolls):
+    unrolls = [make_unroll(spec) for _ in range(8)]
+    with reading_unrolls(start_server, spec, header, unrolls, with_unrolls=with_unrolls) as reader:
         reader.delete("queue", [0, 2], 20)
         batch = reader.sample_unrolls("queue", 20)
         assert batch.numbers.tolist() == [1, 3] == sorted(batch.unrolls)
@@ -83,3 +89,38 @@ def test_unrolls_come_with_the_keys_that_are_left(start_server, spec, header, ma
             assert found.header.first_step == 8 * number
             assert (found.unroll.frames == unrolls[number].frames).all()
         assert reader.sample_unrolls("queue", 20).numbers.tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize(("gone", "left"), [([0, 2], [1, 3]), ([0, 1, 2, 3], [4, 5, 6, 7])])
+def test_what_is_deleted_while_a_call_waits_for_unrolls_is_in_no_batch(
+    start_server, spec, header, make_unroll, gone, left, is_cancelled
+):
+    with reading_unrolls(start_server, spec, header, [make_unroll(spec) for _ in range(8)]) as reader:
+        sampling = iter(reader.sampling_unrolls("queue", 20))
+        wait_for(lambda: next(sampling) and reader._fetches, 20, "a question for unrolls")
+        reader.delete("queue", gone, 20)
+        if is_cancelled:
+            sampling.close()  # as the cancelling of a task does
+        batch = reader.sample_unrolls("queue", 20) if is_cancelled else finished(sampling)
+        assert batch.numbers.tolist() == left == sorted(batch.unrolls)
+        assert not reader._fetches and not reader._taken
+
+
+def test_a_reset_takes_the_batch_of_a_call_that_waits_for_unrolls(start_server, spec, header, make_unroll):
+    with reading_unrolls(start_server, spec, header, [make_unroll(spec) for _ in range(8)]) as reader:
+        sampling = iter(reader.sampling_unrolls("queue", 20))
+        wait_for(lambda: next(sampling) and reader._fetches, 20, "a question for unrolls")
+        reader.reset("queue", 20)
+        sampling.close()
+        assert not reader.has_batch("queue") and not reader._fetches
+
+
+def finished(steps):
+    """The result of a call that has begun."""
+    try:
+        while True:
+            connection, seconds = next(steps)
+            connection.wait(seconds)
+    except StopIteration as end:
+        return end.value

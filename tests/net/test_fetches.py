@@ -1,5 +1,6 @@
 """Unrolls that are fetched: what a call leaves behind when its time is up, and when it asks again."""
 
+import asyncio
 import types
 
 import numpy as np
@@ -47,6 +48,24 @@ def test_a_batch_for_which_nobody_waits_any_more_is_the_next_one(queue):
         steps.close()  # as the cancelling of a task does
         found = [reader.sample_unrolls("queue", 20).numbers.tolist() for _ in range(6)]
     assert found == [[i, i + 1] for i in range(0, 12, 2)] and not reader._fetches
+
+
+def test_a_flush_without_time_comes_to_its_end(start_server, spec, header, make_unroll):
+    with start_server() as server, InsertClient(server.actor_endpoint, "a", spec, 1) as actor:
+        actor.connect(20)
+        actor.insert(header(), UnrollCodec(spec).encode(make_unroll(spec)), 20)
+        wait_for(lambda: actor.flush(0), 20, "the acknowledgement")
+
+
+def test_an_awaited_call_leaves_the_programs_own_reader_of_the_descriptor(queue):
+    async def use():
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+        with ReplayClient(queue.learner_endpoint, "reader", {"queue": 2}) as reader:
+            loop.add_reader(reader.fileno(), woken.set)
+            await reader.deleting("queue", [11], 20)
+            assert woken.is_set() and loop.remove_reader(reader.fileno())
+
+    asyncio.run(use())
 
 
 def subscribed(by_hand, client, spec, log="log", continues=False):

@@ -41,6 +41,23 @@ def test_keys_that_are_read_again_let_others_in(keys, strange, start_server, spe
             keyring.read_again()
 
 
+def test_where_one_key_cannot_be_read_all_old_ones_count(keys, strange, context):
+    keyring, key = Keyring(keys, "replay"), read_key(strange / "actor.public")
+    with contextlib.ExitStack() as held:
+        held.callback(keyring.close)
+        for role in ("actor", "learner"):
+            keyring.guard(held.enter_context(contextlib.closing(context.socket(zmq.ROUTER))), (role,))
+        (keys / "actor-new.public").write_bytes((strange / "actor.public").read_bytes())
+        learner = (keys / "learner.public").read_bytes()
+        (keys / "learner.public").write_text("no key")
+        with pytest.raises(ConfigError, match=r"learner\.public is not a key"):
+            keyring.read_again()
+        assert not any(allowed.callback("", key) for allowed in keyring._allowed)
+        (keys / "learner.public").write_bytes(learner)
+        keyring.read_again()
+        assert [allowed.callback("", key) for allowed in keyring._allowed] == [True, False]
+
+
 def test_a_hang_up_makes_a_learner_read_its_keys_again(keys, strange, free_ports, context, caplog):
     (strange / "learner.public").write_bytes((keys / "learner.public").read_bytes())
     parameter_port, metrics_port = free_ports(2)

@@ -1,5 +1,6 @@
 """Queues over a restart: what was not handed out is still there, whatever the pace."""
 
+import numpy as np
 import pytest
 
 from apexrl.replay.journal import SNAPSHOT_FILE, new_identity
@@ -89,3 +90,23 @@ def test_a_queue_of_half_a_sample_an_insert_goes_on_where_it_was(spec, tmp_path)
     new.restore(recovered(range(100)), 100, tmp_path)
     insert(new, count=10)
     assert new.sample("queue", 2).keys.tolist() == [next_number, next_number + 1]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "lifo"])
+def test_a_queue_whose_items_were_deleted_lets_as_many_in_as_before(spec, kind):
+    """They count neither as waiting, nor as handed out."""
+    replay = Replay(config_of(tables=(f"queue={kind}",)), new_identity(spec), 0)
+
+    def filled():
+        count = 0
+        while not replay.why_no_insert():
+            insert(replay)
+            count += 1
+        return count
+
+    replay.set_batch_sizes({"queue": 2})
+    first = filled()
+    error = replay.tables["queue"].limiter.error
+    assert replay.delete("queue", np.arange(first)) == first
+    assert replay.tables["queue"].limiter.error == error - first
+    assert filled() == first

@@ -56,6 +56,13 @@ def test_an_environment_that_never_answers_or_dies_is_named(env, kwargs, deadlin
         look_at(config, patience)
 
 
+def test_wrappers_of_an_environment_that_is_there_once_are_tried(tmp_path):
+    kwargs = json.dumps({"path": str(tmp_path / "lock")})
+    look_at(EnvConfig(f"{ODD}:Single-v0", kwargs, wrapper=(f"{ODD}:unchanged",)), WAIT)
+    with pytest.raises(ConfigError, match=f"--wrapper {ODD}:Forgetful makes other observations of the same ones"):
+        look_at(EnvConfig(f"{ODD}:Single-v0", kwargs, wrapper=(f"{ODD}:Forgetful",)), WAIT)
+
+
 def test_a_death_after_the_first_step_is_told_and_the_run_begins(caplog):
     assert look_at(EnvConfig(f"{ODD}:Dying-v0", '{"at": "step"}'), WAIT)[0].num_actions == 2
     assert "signal SIGSEGV in step 5; the run begins all the same" in caplog.text

@@ -14,7 +14,7 @@ from apexrl.config.sections import EnvConfig
 from apexrl.errors import ConfigError
 from apexrl.own_modules import Trust
 from apexrl.running.plan import make_plan
-from apexrl.running.ports import from_base
+from apexrl.running.ports import free_row, from_base
 from apexrl.running.prepare import prepare
 from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import lock_run, read_config, save_config
@@ -92,10 +92,15 @@ def test_a_guest_that_goes_on_follows_its_run_to_other_ports(tmp_path, monkeypat
     assert (first.guest, first.wires.batch_port) == (str(tmp_path / "host"), host.wires.batch_port)
     save_config(dataclasses.replace(host, wires=dataclasses.replace(host.wires, actor_port=21_001, batch_port=21_003)))
     monkeypatch.chdir("/")
-    words = ["--resume", str(tmp_path / "guest")]
-    with lock_run(host.run_dir), contextlib.ExitStack() as held:
-        again = prepare(words, Console(file=io.StringIO()), held).command
-    assert (again.wires.actor_port, again.wires.batch_port) == (21_001, 21_003)
+    base = free_row("127.0.0.1", 6)
+    for words in (
+        ["--resume", str(tmp_path / "guest")],
+        ["--resume", str(tmp_path / "guest"), "--port-base", str(base)],
+    ):
+        with lock_run(host.run_dir), contextlib.ExitStack() as held:
+            again = prepare(words, Console(file=io.StringIO()), held).command
+        assert (again.wires.actor_port, again.wires.batch_port) == (21_001, 21_003)
+    assert again.wires.parameter_port == base + 1
     with pytest.raises(ConfigError, match=f"{host.run_dir} has ended"), contextlib.ExitStack() as held:
         prepare(words, Console(file=io.StringIO()), held)
 

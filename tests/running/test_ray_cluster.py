@@ -196,6 +196,11 @@ def test_a_run_that_goes_on_keeps_its_agent(tmp_path, monkeypatch):
     save_config(parse(RunCommand, ["--agent", "impala", "--env", "Catch-v0", "--run-dir", str(tmp_path / "old")]))
     resumed = Driver(RayConfig(), ["--resume", str(tmp_path / "old"), "--entropy-cost", "0.02"], 0, Console())
     assert resumed.asked.update.entropy_cost == 0.02
+    (tmp_path / "guest").mkdir()
+    words = ["--env", "Catch-v0", "--guest", str(tmp_path / "old"), "--run-dir", str(tmp_path / "guest")]
+    save_config(parse(RunCommand, words))
+    with pytest.raises(ConfigError, match="guest needs no cluster: continue it by"):
+        Driver(RayConfig(), ["--resume", str(tmp_path / "guest")], 0, Console())
     monkeypatch.chdir(tmp_path / "old")
     assert Driver(RayConfig(), ["--env", "Catch-v0"], 0, Console()).asked.agent == "apex-dqn", "it continues nothing"
     forked = Driver(RayConfig(), ["--fork", str(tmp_path / "old")], 0, Console())

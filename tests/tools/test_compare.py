@@ -54,6 +54,14 @@ def test_groups_are_compared_in_a_table_a_csv_and_a_picture(tmp_path, run_main):
     assert max(float(p["position"]) for p in points if p["against"] == "minutes") == 5
 
 
+def test_a_name_may_be_no_text(tmp_path, run_main):
+    write_run(tmp_path / "one", [1, 2], 0)
+    status, _, out, err = run_main("--group", "\udcff=one", "comparison.csv")
+    assert (status, err) == (0, "left out: comparison.csv: there is no such run\n"), out
+    assert "\\udcff" in (tmp_path / "comparison.csv").read_text()
+    assert run_main("--group", "\udcff=one", "comparison.csv")[3].endswith("this is no directory of a run\n")
+
+
 def test_a_name_may_look_like_mathematics(tmp_path, run_main):
     write_run(tmp_path / "one", [1, 2], 0)
     status, _, out, err = run_main("--group", "costs $x^$=one")

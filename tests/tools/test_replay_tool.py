@@ -260,6 +260,11 @@ def test_a_mistyped_command_is_told_from_a_directory(written, tmp_path, monkeypa
     assert status == 2 and "--out /proc/x.npz cannot be written" in text
 
 
+def test_a_dataset_that_is_imported_needs_no_env(tmp_path):
+    status, text = tool("import", tmp_path / "nothing-v0", "--out", tmp_path / "journal")
+    assert status == 2 and "--env" not in text
+
+
 def test_export_gives_the_extras_and_the_priority_of_an_unroll(tmp_path, spec, make_unroll):
     extras = (Field("log_prob", "step", "float32"), Field("state", "first", "float16", (2,)))
     spec = msgspec.structs.replace(spec, extras=extras, has_unroll_priorities=True)

@@ -59,7 +59,7 @@ class Gradient:
           names: the parts whose losses they are; None: all.
         Raises: ApexError when they are not the losses of these parts.
         """
-        due = sorted(names or self.parts)
+        due = sorted(self.parts if names is None else names)
         if sorted(losses) != due:
             raise ApexError(f"`losses` gives losses of the parts {sorted(losses)}; `parts` are {due}")
         for name, loss in losses.items():

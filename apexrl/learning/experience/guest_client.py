@@ -57,7 +57,6 @@ class GuestClient(OwnLog):
         self._seed = seed
         self._replay: Replay | None = None
         self._recutter: Recutter | None = None
-        self._most_parts = 1  # that one unroll of the run completes
 
     def poll(self, timeout_milliseconds: int) -> LogEvent | None:
         """Returns the next unroll of the log, else a batch; None when there is neither in time.
@@ -92,13 +91,17 @@ class GuestClient(OwnLog):
         if reason := why_not_cut(start.spec, wanted):
             raise ConfigError(f"the run's experience does not fit: {reason}")
         self._recutter = Recutter(start.spec, wanted)
-        log = start.log
-        if self._recutter.is_needed:
-            log = blake2b(log.encode() + msgspec.json.encode(wanted), digest_size=8).hexdigest()
-            self._most_parts = start.spec.unroll_steps // wanted.unroll_starts + 1
+        log, *ancestors = map(self._name_of, (start.log, *start.ancestors))
         self._replay = Replay(self._config, LogIdentity(FORMAT, log, (0,), wanted), self._seed)
         self._replay.set_batch_sizes(self._batch_sizes)
-        self._begin(log, wanted, self._replay.ring_unrolls, self._replay.tables)
+        self._begin(log, wanted, self._replay.ring_unrolls, self._replay.tables, tuple(ancestors))
+
+    def _name_of(self, log: str) -> str:
+        """Returns our name of a log of the run: where it is cut anew, another one."""
+        assert self._recutter is not None
+        if not self._recutter.is_needed:
+            return log
+        return blake2b(log.encode() + msgspec.json.encode(self._recutter.wanted), digest_size=8).hexdigest()
 
     def _append(self, append: LogAppend) -> None:
         assert self._replay is not None and self._recutter is not None
@@ -108,7 +111,7 @@ class GuestClient(OwnLog):
             for part, (insert, block, priorities, valid) in enumerate(self._recutter.of(append.insert, append.block)):
                 entry = LogEntry(b"", b"", int(valid.sum()), time.monotonic())  # the unroll store has the content
                 number = self._replay.insert([entry], priorities[None], valid[None])
-                self._events.append(LogAppend(number, insert, block, append.number * self._most_parts + part))
+                self._events.append(LogAppend(number, insert, block, self._recutter.number(append.number, part)))
         except WireError as error:  # one actor's fault must not end the guest
             logger.warning("unroll %d of %s is not used: %s", append.number, append.insert.actor, error)
 

@@ -66,7 +66,7 @@ class JournalClient(OwnLog):
             kind, capacity = settings[name].kind, settings[name].capacity
             free = TableConfig("uniform" if kind == "fifo" else kind, 0.0, 1, capacity)
             tables[name] = make_table(free, self._ring_unrolls, wanted, exponents, seeds[name])
-        self._begin(identity.log, wanted, self._ring_unrolls, tables)
+        self._begin(identity.log, wanted, self._ring_unrolls, tables, identity.ancestors)
         self._inserts = _inserts(directory, identity.spec, wanted)
         self._is_read = False
         self._end_number = 0
@@ -97,13 +97,14 @@ class JournalClient(OwnLog):
         """Ends the reading."""
         self._inserts.close()
 
-    def _append(self, insert: wire.Insert, block: bytes, priorities: np.ndarray, valid: np.ndarray) -> LogAppend:
+    def _append(self, log_number: int, fitting: Fitting) -> LogAppend:
+        insert, block, priorities, valid = fitting
         number, self._end_number = self._end_number, self._end_number + 1
         for table in self._tables.values():
             if number >= self._ring_unrolls:
                 table.evict(number - self._ring_unrolls)
             table.insert(number, priorities[None], valid[None])
-        return LogAppend(number, insert, block)
+        return LogAppend(number, insert, block, log_number)  # a run may have evicted others meanwhile
 
 
 def check_usable(directory: Path, held: StreamSpec, wanted: StreamSpec) -> None:
@@ -147,11 +148,12 @@ def journal_transitions(directory: Path, spec: StreamSpec) -> int:
     return max(len(held_numbers(directory)) * spec.unroll_starts, 1)
 
 
-def _inserts(directory: Path, held: StreamSpec, wanted: StreamSpec) -> Generator[Fitting]:
-    """Yields the unrolls of a journal as those that are wanted; skips unrolls that cannot be read."""
+def _inserts(directory: Path, held: StreamSpec, wanted: StreamSpec) -> Generator[tuple[int, Fitting]]:
+    """Yields the unrolls of a journal as those that are wanted, with their numbers; skips those that cannot be read."""
     recutter = Recutter(held, wanted)
     for entry in read_entries(directory):
         try:
-            yield from recutter.of(wire.decode_insert(entry.message), entry.block)
+            for part, fitting in enumerate(recutter.of(wire.decode_insert(entry.message), entry.block)):
+                yield recutter.number(entry.number, part), fitting
         except WireError as error:
             logger.warning("unroll %d of %s is not used: %s", entry.number, directory, error)

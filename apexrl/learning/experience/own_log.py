@@ -45,11 +45,14 @@ class OwnLog:
     def close(self) -> None:
         """Does nothing where there is no connection and no file."""
 
-    def _begin(self, log: str, spec: StreamSpec, ring_unrolls: int, tables: Mapping[str, Table]) -> None:
+    def _begin(
+        self, log: str, spec: StreamSpec, ring_unrolls: int, tables: Mapping[str, Table],
+        ancestors: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         """Starts a log, from its number 0 on."""
         self._tables = tables
         granularity = {name: tables[name].granularity for name in self._batch_sizes}
-        self._events.append(LogStart(log, spec, ring_unrolls, 0, False, granularity))
+        self._events.append(LogStart(log, spec, ring_unrolls, 0, False, granularity, ancestors))
 
     def _lacks(self, table: str) -> bool:
         """Returns whether another batch of a table may wait for its use."""

@@ -38,6 +38,7 @@ from apexrl.types import StreamSpec, Unroll
 
 STAGED_UNROLLS = 8  # on their way to a GPU
 MOST_FRAMES = 2**31 - 1  # of a ring: their numbers are int32
+NO_UNROLL = -2  # a number that is none; -1 is that of the unroll before the first one of a stream
 
 
 class Slot(NamedTuple):
@@ -178,6 +179,8 @@ class UnrollStore:
             self._numbers[position] = -1
         if self._staging is None:
             frames, row, records = self._place_of(position)
+            if "number" in self._row_layout.columns:  # a later unroll may look for it as the one before it
+                self._row_layout.write(row.numpy(), "number", np.array(NO_UNROLL))
         else:
             frames, row, records = self._staging.next_piece()
         shaped = frames.numpy().view(spec.frame_dtype).reshape(spec.unroll_frames, *spec.frame_shape)

@@ -82,8 +82,8 @@ class RunRecord:
 
         Args:
           keep_checkpoints: keep so many of the newest checkpoints, besides the latest.
-        Raises: ConfigError when it cannot be written, or holds the best network of another environment or network;
-          WireError when that network cannot be read.
+        Raises: ConfigError when it cannot be written, or holds the best network of another environment or network, or
+          one that cannot be read.
         """
         self.run = secrets.token_hex(8)
         self._directory = directory

@@ -6,6 +6,7 @@ from torch import nn
 
 from apexrl.agents.engine.gradient import LINE, Gradient
 from apexrl.agents.engine.plain import Slope
+from apexrl.errors import ApexError
 
 
 def network():
@@ -123,3 +124,10 @@ def test_a_gradient_that_is_not_finite_has_such_a_norm():
     gradient = Gradient({"net": net}, is_mean=True)
     gradient.compute({"net": torch.inf * losses(net, slice(None)).sum()}, 8)
     assert not gradient.parts["net"].clipping(1.0)[0].isfinite()
+
+
+def test_no_losses_are_those_of_no_part():
+    gradient = Gradient({"a": nn.Linear(2, 1)}, True)
+    gradient.compute({}, None, None, [])
+    with pytest.raises(ApexError, match=r"gives losses of the parts \[\]; `parts` are \['a'\]"):
+        gradient.compute({}, None)

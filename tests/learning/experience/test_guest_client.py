@@ -1,5 +1,7 @@
 """A guest on a log: its tables are its own, and it keeps up with the newest unrolls."""
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
@@ -93,6 +95,18 @@ def test_a_reader_that_lost_the_server_goes_on_and_a_new_log_begins_anew(spec, m
     guest.batch_used("unrolls")
     begin, *rest = drained(guest)
     assert begin.log == "00000000000000bb" and [event.number for event in rest] == [0], "one unroll is no batch of two"
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_mended_log_names_those_that_it_has_the_unrolls_of(spec, make_unroll, is_cut):
+    """A replica counts none of them again."""
+    wanted = msgspec.structs.replace(spec, unroll_starts=spec.unroll_starts // 2) if is_cut else spec
+    host = HostLog()
+    guest = guest_of(host, spec, ("unrolls=uniform",), {"unrolls": 2}, wanted)
+    mended = dataclasses.replace(start(spec, log="00000000000000bb"), ancestors=("00000000000000aa",))
+    host.events = [start(spec), append(spec, make_unroll, 0), mended]
+    first, second = (event for event in drained(guest) if isinstance(event, LogStart))
+    assert second.ancestors == (first.log,) and (first.log != "00000000000000aa") == is_cut
 
 
 @pytest.mark.parametrize("gap", [1, 3, RING - 1, RING, 10 * RING])

@@ -6,11 +6,13 @@ import pytest
 from apexrl.agents.families import family_of
 from apexrl.config.commands import OfflineCommand
 from apexrl.config.flags import explicit_replay, parse, wants_of
+from apexrl.errors import ConfigError
 from apexrl.learning.experience.journal_client import JournalClient
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.loop import make_updater
 from apexrl.learning.record.metric_texts import text_of
+from apexrl.learning.sharing import share_of
 from apexrl.lifecycle import Stop
 from apexrl.net import wire
 from apexrl.networks.device_stream import DeviceStream
@@ -115,3 +117,10 @@ def learn(journal, environment, flags):
     client.close()
     after = updater.state_dict()
     assert any((after[name] != tensor).any() for name, tensor in before.items() if name.startswith("acting."))
+
+
+@pytest.mark.parametrize(("num_learners", "shards"), [(2, 2), (1, 2)])
+def test_a_journal_is_learned_from_once(num_learners, shards):
+    command = parse(OfflineCommand, ["--from-journal", "x", "--shards", str(shards)])
+    with pytest.raises(ConfigError, match="--from-journal is one log for one learner: leave out --num-learners and"):
+        share_of(command, num_learners)

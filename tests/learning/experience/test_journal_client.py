@@ -75,6 +75,17 @@ def test_every_unroll_comes_once_as_it_is_and_then_batches_of_them(journal, spec
     assert {path.name: path.read_bytes() for path in journal.iterdir()} == before
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_unroll_says_its_number_in_the_journal_whatever_was_evicted_before_it(journal, spec, is_cut):
+    wanted = msgspec.structs.replace(spec, unroll_starts=spec.unroll_starts // 2) if is_cut else spec
+    _, before, _ = read(client_of(journal, wanted))
+    min(journal.glob("unrolls-*.log")).unlink()
+    _, after, _ = read(client_of(journal, wanted))
+    assert 0 < len(after) < len(before) and after[0].number == 0
+    numbers = [append.log_number for append in before]
+    assert numbers == sorted(set(numbers)) and [append.log_number for append in after] == numbers[-len(after) :]
+
+
 def test_a_seed_gives_the_same_batches(journal, spec):
     draws = []
     for _ in range(2):

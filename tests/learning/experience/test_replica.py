@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 from collections import namedtuple
 from types import SimpleNamespace
@@ -6,12 +7,15 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import zstandard
 
-from apexrl.agents.contract import Transitions
-from apexrl.errors import ConfigError, PeerError
+from apexrl.agents.contract import Transitions, Unrolls
+from apexrl.errors import ConfigError, PeerError, WireError
+from apexrl.learning.experience.decoder import Decoder
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.replica import Replica
 from apexrl.learning.experience.sizes import DEVICE_RESERVE_BYTES, bytes_needed
+from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.lifecycle import Stop
 from apexrl.net import wire
 from apexrl.net.log_client import LogAppend, LogBatch, LogStart
@@ -109,6 +113,24 @@ def test_a_learner_that_comes_back_does_not_count_what_it_had_counted(spec, make
     mended = dataclasses.replace(start("mended log", spec, 8, 0, False), ancestors=("oldest", "log"))
     log.events = [mended, *appends]
     assert follow(log, LogPosition("log", 3, 1000)).counted == LogPosition("mended log", 5, 1016)
+
+
+def test_an_unroll_that_cannot_be_decoded_burns_nothing_in_in_place_of_the_one_before(spec, make_unroll):
+    """It took the place of an older one, whose number its row must not have any more."""
+    store = UnrollStore(spec, 4, [want(1, Unrolls(1))], torch.device("cpu"), 4)
+    decoder = Decoder(store)
+    for number in range(5):
+        made = append(spec, make_unroll(spec, number), number)
+        if number == 4:
+            content = bytearray(zstandard.ZstdDecompressor().decompress(made.block))
+            content[:4] = np.float32(np.nan).tobytes()
+            made = dataclasses.replace(made, block=zstandard.compress(bytes(content)))
+        with pytest.raises(WireError, match="not finite") if number == 4 else contextlib.nullcontext():
+            decoder.add(made, made.insert.header(8))
+        if number >= 3:
+            batch = store.gather(TABLE, np.array([1]), np.ones(1, np.float32)).batch
+            assert batch.weight.tolist() == [1.0 if number == 3 else 0.0, 1.0]
+            assert batch.observation.isfinite().all()
 
 
 def test_an_unroll_that_cannot_be_decoded_is_never_sampled_again(spec, make_unroll):
