@@ -41,7 +41,8 @@ cpu_index=https://download.pytorch.org/whl/cpu
 choose_torch() {
   index=()
   if command -v nvidia-smi >/dev/null || [ "$(uname -s)" != Linux ]; then return; fi
-  if "$venv/bin/python" -m pip config list 2>/dev/null | grep -Eq '(index-url|find-links|no-index)='; then return; fi
+  # Not `grep -q`, which ends before pip has written everything: by pipefail that would mean no.
+  if "$venv/bin/python" -m pip config list 2>/dev/null | grep -E '(index-url|find-links|no-index)=' >/dev/null; then return; fi
   if "$venv/bin/python" -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=10)' "$cpu_index/torch/" 2>/dev/null; then
     echo "no NVIDIA GPU: torch comes without CUDA, from $cpu_index"
     index=(--extra-index-url "$cpu_index")
@@ -61,9 +62,12 @@ if ! cmp -s <(wanted) "$stamp"; then
   [ "$requirements" = requirements.txt ] || (cd "$checkout" && "$venv/bin/python" -m tests.deploy.tools)
   wanted >"$stamp"
 fi
-# The environment's Python, a notebook's too, finds the package. One that is shared may be read-only.
+# The environment's Python, a notebook's too, finds the package of the checkout that was used last: this one may be a
+# copy, or have moved. An environment that is shared may be read-only.
 for packages in "$venv"/lib/python3.*/site-packages; do
-  if [ -w "$packages" ] && ! [ -e "$packages/apexrl.pth" ]; then echo "$checkout" >"$packages/apexrl.pth"; fi
+  if [ -w "$packages" ] && [ "$(cat "$packages/apexrl.pth" 2>/dev/null)" != "$checkout" ]; then
+    echo "$checkout" >"$packages/apexrl.pth"
+  fi
 done
 
 case "${1:-}" in

@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -193,15 +194,24 @@ def _sync_open(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, owner: str, *, is_shared: bool = False) -> Iterator[None]:
+def locked(path: Path, owner: str, *, is_shared: bool = False, patience_seconds: float = 0.0) -> Iterator[None]:
     """Holds a lock file and makes its directory. The lock also ends with the process.
 
     Args:
       owner: a description of the process that may hold it, for the error.
       is_shared: others that share it may hold it, too.
+      patience_seconds: for which it waits for another process that holds the lock.
     Raises: ConfigError when another process holds the lock, or the directory has no locks or cannot be written.
     """
-    descriptor = open_locked(path, owner, is_shared=is_shared)
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            descriptor = open_locked(path, owner, is_shared=is_shared)
+            break
+        except ConfigError as error:
+            if time.monotonic() >= deadline or not isinstance(error.__cause__, BlockingIOError):
+                raise
+        time.sleep(0.1)
     try:
         yield
     finally:

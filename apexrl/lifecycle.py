@@ -85,9 +85,9 @@ class Stop(threading.Event):
             while received := os.read(reading, 1):
                 if received[0] == signal.SIGHUP and self._hang_up is not None:
                     self._hang_up()
-                    continue
-                self.num_signals += 1
-                self.set()
+                elif received[0] in (signal.SIGINT, signal.SIGTERM):  # foreign code may have handlers of others
+                    self.num_signals += 1
+                    self.set()
 
         self.thread(wait, "signals")
 

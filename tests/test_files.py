@@ -1,8 +1,10 @@
 """Durable files and locks, also on file systems that lack a call."""
 
+import contextlib
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,14 @@ def test_a_file_system_without_locks_is_named_and_nobody_is_blamed(tmp_path, mon
             lock()
         assert os.strerror(number) in str(fault.value) and "belongs to" not in str(fault.value)
         assert exit_status(fault.value) == PERMANENT_STATUS
+
+
+def test_a_lock_may_be_waited_for(tmp_path):
+    with contextlib.ExitStack() as held:
+        held.enter_context(locked(tmp_path / "lock", "x"))
+        threading.Timer(0.3, held.pop_all().close).start()
+        with locked(tmp_path / "lock", "y", patience_seconds=100.0):
+            pass
 
 
 def test_no_descriptor_is_left_of_a_lock_that_was_refused(tmp_path):

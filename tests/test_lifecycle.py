@@ -119,6 +119,16 @@ def test_what_the_operating_system_refuses_may_be_had_later():
     assert exit_status(PeerTimeout("for ten minutes")) == 69
 
 
+def test_a_signal_that_foreign_code_handles_is_no_end():
+    script = (
+        "from apexrl.lifecycle import Stop\nimport signal, time\nstop = Stop()\nstop.on_signals()\nheard = []\n"
+        "signal.signal(signal.SIGALRM, lambda *_: heard.append(1))\nsignal.alarm(1)\n"
+        "while not heard: time.sleep(0.01)\n"
+        "assert not stop.wait(0.5) and not stop.num_signals\nprint('ready', flush=True)\nassert stop.wait(100)\n"
+    )
+    check_signalled(script, signal.SIGTERM, ["ready\n"])
+
+
 def test_every_signal_is_counted():
     script = (
         "from apexrl.lifecycle import Stop\nimport time\nstop = Stop()\nstop.on_signals()\nprint('ready', flush=True)\n"

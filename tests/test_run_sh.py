@@ -177,3 +177,6 @@ def test_the_environments_python_finds_the_package_of_this_checkout(tmp_path):
     environment = {**os.environ, "APEXRL_VENV": str(venv)}
     subprocess.run(["bash", ROOT / "run.sh", "--help"], env=environment, capture_output=True, check=True, timeout=60)
     assert (packages / "apexrl.pth").read_text() == f"{ROOT}\n"
+    (packages / "apexrl.pth").write_text("/where/the/checkout/was\n")
+    subprocess.run(["bash", ROOT / "run.sh", "--help"], env=environment, capture_output=True, check=True, timeout=60)
+    assert (packages / "apexrl.pth").read_text() == f"{ROOT}\n"

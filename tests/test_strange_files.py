@@ -103,7 +103,7 @@ def test_lists_and_comparisons_leave_a_run_out(tmp_path, strange, name):
     faults = []
     found = readable_runs([good, bad], faults)
     assert len(found) + len(faults) == 2 and found[0].directory == good and "\n" not in "".join(faults)
-    assert named_by_settings(found) == {"apex-dqn": found}
+    assert named_by_settings(found, []) == {"apex-dqn": found}
     read_status(bad), flags_of(bad)
     refused(lambda: apexrl.Run(bad).summary)
     refused(lambda: apexrl.Run(bad).evaluations)

@@ -230,7 +230,7 @@ def follow(command: ActorCommand, stop: Stop) -> None:
             if encoded is None:
                 break
             newest = None
-            parameters = _playable(encoded, evaluator, command, subscriber, played)
+            parameters = _playable(encoded, evaluator, command, subscriber, played, told)
             if parameters is None:
                 if told is not None and played is not None and played.is_last:
                     metrics.evaluation(told)  # once more: the learner may have been away
@@ -304,8 +304,12 @@ def _playable(
     command: ActorCommand,
     subscriber: ParameterSubscriber,
     played: ParametersHeader | None,
+    told: Evaluation | None,
 ) -> Parameters | None:
     """Returns published parameters, None when they were played already or are dropped because they do not fit.
+
+    The last ones of a learner that was started again may differ from those with the same header that were played, of
+    which `told` has the checksum.
 
     Raises: ConfigError when the first ones do not fit.
     """
@@ -314,8 +318,8 @@ def _playable(
     except WireError as error:
         subscriber.drop(error)
         return None
-    if parameters.header == played:  # a sign of life, nothing new
-        return None
+    if parameters.header == played and not (told is not None and played.is_last and checksum(encoded) != told.checksum):
+        return None  # a sign of life, nothing new
     if played is None:
         check_fits(parameters, evaluator.spec, command)
     elif unfit := why_unfit(parameters, evaluator.spec, command):

@@ -134,12 +134,12 @@ class LearnerLoop:
         batch_sizes = {want.table: want.batch_size for want in self._wants}
         if not isinstance(command, OfflineCommand):
             return with_journal(command, batch_sizes, lambda rows: self._logs.log(self._name, rows, prefetch, shard))
+        if command.learning.total_frames:
+            raise ConfigError("--total-frames: what a log holds comes at once, give --total-updates")
         if command.guest:
             client = self._logs.log(self._name, {}, prefetch, shard)
             replay = part_of(explicit_replay(command), command.wires.shards)
             return GuestClient(client, self._stream, replay, batch_sizes, prefetch, command.seed + shard)
-        if command.learning.total_frames:
-            raise ConfigError("--total-frames: a journal brings no new frames, give --total-updates")
         journal = Path(command.from_journal)
         wanted = self._stream(identity_of(journal).spec)
         return JournalClient(journal, wanted, explicit_replay(command), batch_sizes, prefetch, command.seed)

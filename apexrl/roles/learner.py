@@ -6,12 +6,13 @@ import sys
 import time
 from pathlib import Path
 
+from apexrl.children import PARENT_VARIABLE
 from apexrl.config.commands import LearnerCommand, OfflineCommand
 from apexrl.config.flags import parse
 from apexrl.config.words import value_given
 from apexrl.errors import ConfigError, PeerError
 from apexrl.files import locked
-from apexrl.lifecycle import OWN_SIGNAL_SECONDS, Stop, process_name, run_role
+from apexrl.lifecycle import ORPHAN_SECONDS, OWN_SIGNAL_SECONDS, Stop, process_name, run_role
 
 
 def main(stop: Stop) -> None:
@@ -32,7 +33,10 @@ def main(stop: Stop) -> None:
 
     prepare_for_updates(command.learning.learner_threads)
     command, team = join_team(command)
-    first = locked(Path(command.run_dir) / "learner.lock", "a learner that runs")
+    # A learner that was started again may meet the one before, which ends soon.
+    patience_seconds = ORPHAN_SECONDS + 2 if PARENT_VARIABLE in os.environ else 0.0
+    lock = Path(command.run_dir) / "learner.lock"
+    first = locked(lock, "a learner that runs", patience_seconds=patience_seconds)
     with first if team.is_first else contextlib.nullcontext():
         is_complete = LearnerLoop(command, process_name(team.rank), team).run(stop)
     if team.spans_hosts and not is_complete and stop.error is None:

@@ -40,7 +40,8 @@ BAR_CHARACTERS = 24
 class RunConsole(Console):
     """Prints for people; no text controls the terminal, whoever wrote it.
 
-    A reader that goes away, as `tee` does at Ctrl-C, ends no run: the rest is not printed.
+    A reader that goes away, as `tee` does at Ctrl-C, ends no run: the rest is not printed. Nor does a full disk, or a
+    terminal that is gone: what cannot be written is left out.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -50,6 +51,13 @@ class RunConsole(Console):
         """Called by rich for all that is printed; returns it in pieces."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    def _check_buffer(self) -> None:
+        """Called by rich to write what was rendered."""
+        try:
+            super()._check_buffer()
+        except OSError:
+            del self._buffer[:]
 
     def on_broken_pipe(self) -> None:
         """Called by rich, whose own method ends the process. The interpreter flushes the stream once more."""

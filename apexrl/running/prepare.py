@@ -64,8 +64,7 @@ def prepare(
     Raises: ConfigError when the run cannot work; nothing was changed then.
     """
     basis, trust = Basis.of(arguments), trust_of(arguments)
-    found = saved_command(Path(basis.run), update_of(basis.at), trust) if basis.run else (None, [])
-    saved, not_given = found
+    saved, not_given = _saved(basis, trust, arguments) if basis.run else (None, [])
     if saved is not None and saved.guest:  # whose ports may be others by now
         saved = following(saved, host_of(Path(saved.guest), trust))
     asked = from_base(Asked.of(first_default(basis, saved, trust, arguments), arguments), saved)
@@ -119,11 +118,17 @@ def first_default(basis: Basis, saved: RunCommand | None, trust: Trust, argument
     return default if host is None else as_guest(default, host)
 
 
+def _saved(basis: Basis, trust: Trust, arguments: Sequence[str]) -> tuple[RunCommand, list[str]]:
+    """Returns what `saved_command` does for the run that a command line continues."""
+    is_resumed = bool(basis.resume) and "--from-scratch" not in arguments
+    return saved_command(Path(basis.run), update_of(basis.at), trust, is_resumed)
+
+
 def on_saved(arguments: Sequence[str]) -> tuple[Asked[RunCommand], RunCommand]:
     """Returns a command line, and its command on top of the run that it continues, where its directory is seen."""
     basis, saved, trust = Basis.of(arguments), None, trust_of(arguments)
     if basis.run and (Path(basis.run) / CONFIG_FILE).is_file():
-        saved, _ = saved_command(Path(basis.run), update_of(basis.at), trust)
+        saved, _ = _saved(basis, trust, arguments)
     asked = Asked.of(first_default(basis, saved, trust, arguments), arguments)
     if saved is None or saved.agent != asked.command.agent:  # the plan refuses another algorithm
         return asked, asked.command

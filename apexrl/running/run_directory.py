@@ -23,7 +23,7 @@ from apexrl.config.words import program, sister
 from apexrl.control_groups import num_cores
 from apexrl.errors import ConfigError
 from apexrl.files import TEMPORARY, is_held, locked, read_json, write_json
-from apexrl.learning.record.status_file import STATUS_FILE
+from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, read_status
 from apexrl.networks.config import own_network
 from apexrl.networks.headers import (
     CHECKPOINTS,
@@ -38,13 +38,13 @@ from apexrl.networks.headers import (
 from apexrl.own_modules import NOBODY, Trust
 from apexrl.replay.fork import fork_log
 from apexrl.running.torch_look import Ask, Question, here
-from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE, Section
+from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE, Section, evaluation_of, read_found
 from apexrl.types import EnvironmentSpec, LogPosition
 
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK_FILE = "run.lock"
+JOURNAL, LOCK_FILE = "journal", "run.lock"
 RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
 OF_ONE_START: Mapping[str, Any] = {
     "max_seconds": 0.0, "smoke": False, "from_scratch": False, "trust": False, "callback": (), "stop_at_return": None,
@@ -98,11 +98,17 @@ def trust_of(arguments: Sequence[str]) -> Trust:
     return Trust.of(arguments, f"{typed} {shlex.join([*arguments, '--trust'])}")
 
 
-def saved_command(directory: Path, at: int = 0, trust: Trust = NOBODY) -> tuple[RunCommand, list[str]]:
+def saved_command(
+    directory: Path, at: int = 0, trust: Trust = NOBODY, is_resumed: bool = False
+) -> tuple[RunCommand, list[str]]:
     """Returns the configuration of the run to continue, and the names of fields that its file does not have.
+
+    Totals that it has reached are left out. But a run that was killed while its last network was evaluated has not
+    ended: it keeps them where it is resumed, and ends when that network is evaluated.
 
     Args:
       at: the update from which it goes on; 0: the latest.
+      is_resumed: by the same network in the same directory.
     Raises: ConfigError when there is no such run, when it is a reproducible one, or its configuration cannot be read.
     """
     path = directory / CONFIG_FILE
@@ -114,7 +120,8 @@ def saved_command(directory: Path, at: int = 0, trust: Trust = NOBODY) -> tuple[
             f"{directory} is a reproducible run, which cannot be continued: a new one with its flags repeats it from "
             "the start, and goes on when it is not stopped"
         )
-    totals = _reached_totals(command.learning, directory, at)
+    awaits = is_resumed and _awaits_evaluation(directory)
+    totals = {} if awaits else _reached_totals(command.learning, directory, at)
     return with_values(command, {**OF_ONE_START, **totals, "run_dir": str(directory)}), not_given
 
 
@@ -126,12 +133,25 @@ def update_of(text: str) -> int:
         return 0
 
 
+def _awaits_evaluation(directory: Path) -> bool:
+    """Returns whether a run was killed while it waited for the evaluation of its last network."""
+    status, summary, latest = read_status(directory), directory / SUMMARY_FILE, latest_path(directory)
+    with contextlib.suppress(OSError, ConfigError):
+        has_ended = summary.is_file() and summary.stat().st_mtime >= latest.stat().st_mtime
+        if status is not None and status.waits_for == LAST_EVALUATION and not has_ended:
+            return evaluation_of(directory, load_header(latest).counters.updates) is None
+    return False
+
+
 def _reached_totals(learning: LearningConfig, directory: Path, at: int) -> dict[str, int]:
     """Returns zeros for the totals that a run has reached, by its checkpoint of an update."""
     kept = latest_path(directory).with_name(NUMBERED.format(at))
     try:
         header = load_header(kept if at and kept.is_file() else latest_path(directory))
-    except (OSError, ConfigError):  # `continued` tells a damaged one
+    except (OSError, ConfigError):  # `continued` tells a damaged one, and a new network counts the log's frames
+        with contextlib.suppress(ConfigError):
+            frames = read_found(directory).frames
+            return {"total_frames": 0} if frames >= learning.total_frames else {}
         return {}
     frames = header.spec.frames_per_step * sum(log.transitions for log in header.counters.logs)
     reached = {"total_frames": frames, "total_updates": header.counters.updates}
@@ -197,8 +217,10 @@ def environment_of(journal: Path, held: EnvironmentSpec, trust: Trust = NOBODY) 
 
     Raises: ConfigError when the configuration of that run cannot be read, or names modules that nobody trusts.
     """
-    path = journal.resolve().parent / CONFIG_FILE
-    if not path.is_file():
+    folder = journal.resolve()
+    folder = folder.parent if folder.name.startswith("shard-") else folder
+    path = folder.parent / CONFIG_FILE
+    if folder.name != JOURNAL or not path.is_file():  # beside others it is anybody's
         return _trusted(EnvConfig.of_variant(held.env, held.variant, held.stacked_frames), journal, trust)
     return _trusted(saved_environment(path), path, trust)
 
@@ -342,7 +364,7 @@ def journals_of(command: RunCommand) -> list[Path]:
     if not command.has_actors or command.replay.journal_dir == "off":
         return []
     kept = command.replay.journal_dir
-    directory = Path(command.run_dir) / "journal" if kept == "auto" else Path(kept)
+    directory = Path(command.run_dir) / JOURNAL if kept == "auto" else Path(kept)
     shards = command.wires.shards
     return [directory] if shards == 1 else [directory / f"shard-{shard}" for shard in range(shards)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from apexrl.errors import PeerError
-from apexrl.files import read_whole
+from apexrl.files import read_whole, write_durably
 from apexrl.learning.record.run_page import flags_of
 from apexrl.learning.record.status_file import read_status
 from apexrl.lifecycle import Stop, run_role
@@ -74,7 +74,7 @@ def begin(kind: str, directory: Path) -> Tracker:
     path = directory / f"{kind}.id"
     known = read_whole(path, MAX_ID_BYTES).decode().strip() if path.exists() else ""
     tracker = KINDS[kind](directory.resolve().name, known, directory, flags_of(directory))
-    path.write_text(f"{tracker.id}\n")
+    write_durably(path, f"{tracker.id}\n".encode())
     return tracker
 
 

@@ -47,7 +47,7 @@ def compare(
     for name, of_group in map(_group, group):
         patterns.setdefault(name, []).extend(of_group)
     groups = {name: readable_runs(matching(of_group), faults) for name, of_group in patterns.items()}
-    by_settings = named_by_settings(readable_runs(matching(runs), faults))
+    by_settings = named_by_settings(readable_runs(matching(runs), faults), faults)
     if taken := groups.keys() & by_settings.keys():
         raise ConfigError(f"--group {min(taken)}=...: runs without a group have this name, too; give another")
     groups |= by_settings

@@ -10,7 +10,8 @@ from apexrl.lines import say
 def main() -> int:
     """Runs one command; returns the exit status."""
     if not (HOME / "deploy" / "__main__.py").exists():
-        say("cannot deploy: a cluster is made from a checkout, and this is an installed package", file=sys.stderr)
+        fault = "a cluster is made from a checkout, and this is an installed package"
+        say(f"cannot deploy: {fault}: say `pip install -e '.[deploy]'` in a checkout", file=sys.stderr)
         return 2
     sys.path.insert(0, str(HOME))  # an editable installation finds apexrl alone
     from deploy.__main__ import main as run  # noqa: PLC0415 - see above

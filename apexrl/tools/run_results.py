@@ -114,15 +114,16 @@ def read_curve(path: Path) -> Curve:
     return Curve(*np.array(rows, np.float64).reshape(-1, len(CURVE_NAMES)).T)
 
 
-def named_by_settings(runs: Iterable[RunResult]) -> dict[str, list[RunResult]]:
+def named_by_settings(runs: Iterable[RunResult], faults: list[str]) -> dict[str, list[RunResult]]:
     """Returns runs by a name of their settings: the algorithm, and the settings that others of it on this game change.
 
-    Raises: ConfigError when a run's settings are not known.
+    Adds a line to `faults` for each whose settings are not known, and leaves it out.
     """
     alike: dict[tuple[str, str], list[RunResult]] = {}
     for run in runs:
         if not run.settings:
-            raise ConfigError(f"{run.directory} has no {CONFIG_FILE} to group it by: give --group NAME={run.directory}")
+            faults.append(f"{run.directory} has no {CONFIG_FILE} to group it by: give --group NAME={run.directory}")
+            continue
         alike.setdefault((run.env, str(run.settings.get("agent"))), []).append(run)
     groups: dict[str, list[RunResult]] = {}
     for (_, agent), members in alike.items():

@@ -102,9 +102,13 @@ class Sweep:
             raise ConfigError(
                 f"{run.directory} is a run that this sweep did not begin: move it, or give another directory"
             )
+        removed = run.directory.with_name(f"{run.directory.name}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
         if run.has_begun and run.command.reproducible:
+            say(f"{run.directory} keeps no experience: it begins anew, and what it had is removed")
             with lock_run(str(run.directory)):
-                shutil.rmtree(run.directory)
+                run.directory.rename(removed)  # at once: half of a run could neither be resumed nor made anew
+        shutil.rmtree(removed, ignore_errors=True)
         seconds = self._seconds_left(run)
         self._note(run, is_complete=False)
         where = ["--run-dir", str(run.directory)]

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from apexrl.acting import evaluation
-from apexrl.acting.evaluation import GivingWay, newest_when_due
+from apexrl.acting.evaluation import GivingWay, _playable, newest_when_due
 from apexrl.acting.games import GamesTold, play_games
 from apexrl.config.commands import ActorCommand
 from apexrl.config.flags import parse
 from apexrl.config.sections import EvaluationConfig
 from apexrl.errors import ApexError, PeerError
 from apexrl.lifecycle import FEW_CORES, NICENESS, Stop
-from apexrl.net.metrics_channel import Evaluation
+from apexrl.net.metrics_channel import Evaluation, checksum
 from apexrl.networks.headers import ParametersHeader
 from apexrl.networks.parameters import decode_parameters, encode_parameters
 from apexrl.types import StreamSpec
@@ -328,3 +328,19 @@ def test_a_learner_that_was_away_hears_its_last_evaluation_again(monkeypatch):
     assert played == [(2, False), "a film", (3, True)], "the end of a run waits for its film"
     assert [evaluated.video for evaluated in told] == ["", "/a.webm", "", ""]
     assert told[2] == told[3] and told[3].parameters == last
+
+
+def test_the_last_parameters_of_a_learner_that_came_back_are_played_again_where_they_differ():
+    """What it normalizes by may have moved on, and an evaluation of others counts for nothing there."""
+    last = published(3, is_last=True)
+    header = decode_parameters(last).header
+    evaluator, command = SimpleNamespace(spec=header.spec), parse(ActorCommand, [])
+
+    def is_played(encoded, played):
+        told = Evaluation(3, 0.0, (1.0,), (1,), 1.0, checksum=checksum(last))
+        return _playable(encoded, evaluator, command, Subscriber(), played, told) is not None
+
+    other = encode_parameters(header, {"mean": np.ones(2, np.float32)})
+    assert is_played(last, None) and not is_played(last, header) and is_played(other, header)
+    usual = decode_parameters(published(2)).header
+    assert not is_played(encode_parameters(usual, {"mean": np.ones(2, np.float32)}), usual), "they are not the last"

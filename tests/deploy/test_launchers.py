@@ -32,6 +32,9 @@ def test_rays_launcher_takes_the_cluster_of_192_actors():
         util.validate_config(util.prepare_config(wrong))
 
     types = described["available_node_types"]
+    bases = set(re.findall(r'name += "(.*)"', (ROOT / "deploy/packer/bases.pkr.hcl").read_text()))
+    images = {role: type_["node_config"]["ImageId"].removeprefix("resolve:ssm:") for role, type_ in types.items()}
+    assert set(images.values()) == bases and "nvidia-driver" in images["learner"]
     text = (EXAMPLES / "192-actors.tfvars").read_text() + (ROOT / "deploy/terraform/cluster/variables.tf").read_text()
     for role, name in (("replay", "replay_instance_type"), ("learner", "learner_instance_types")):
         first = re.search(rf'^variable "{name}" {{.*?default +=[ \[]+"(.*?)"', text, re.MULTILINE | re.DOTALL)[1]

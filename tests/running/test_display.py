@@ -1,5 +1,6 @@
 """The screen that shows a run."""
 
+import contextlib
 import dataclasses
 import io
 import logging
@@ -301,6 +302,18 @@ def test_a_notebook_gets_a_line_each_ten_seconds(capsys, tmp_path, monkeypatch):
             display.update()
     printed = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in printed] == ["time 0:00:10", "time 0:00:20"]
+
+
+def test_a_full_disk_under_the_output_ends_nothing(tmp_path):
+    with open("/dev/full", "w") as file:
+        console = RunConsole(file=file)
+        now = [0.0]
+        with Display(console, tmp_path, Supervisor(10), clock=lambda: now[0]) as display:
+            now[0] = 100.0
+            display.update()
+        console.print("the end")
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 def test_names_of_others_are_no_markup(shown, console, tmp_path):

@@ -90,7 +90,8 @@ def test_the_environment_of_a_journal_is_that_of_its_run(journal):
     assert environment_of(journal, varied) == EnvConfig("Catch-v0", '{"rows": 9}', frame_stack=4)
     own = EnvConfig("Catch-v0", '{"rows": 8}', clip_rewards="yes", max_episode_frames=77)
     save_config(dataclasses.replace(default_command(RunCommand, OWN), env=own, run_dir=str(journal.parent)))
-    assert environment_of(journal, held) == own
+    assert environment_of(journal, held) == environment_of(journal / "shard-0", held) == own
+    assert environment_of(journal.parent / "imported", held) == EnvConfig("Catch-v0", frame_stack=1), "beside a run"
     (journal.parent / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="is not the configuration of a run"):
         environment_of(journal, held)

@@ -14,8 +14,9 @@ from apexrl.config.commands import RunCommand
 from apexrl.config.flags import Asked, default_command, with_preset, with_sections
 from apexrl.config.sections import EnvConfig, WireConfig
 from apexrl.errors import ConfigError
-from apexrl.files import locked
+from apexrl.files import locked, write_json
 from apexrl.learning.record.latest import result_in
+from apexrl.learning.record.status_file import LAST_EVALUATION, Status
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import BEST, NUMBERED, CheckpointHeader, Counters, latest_path
 from apexrl.running.plan import make_plan
@@ -32,7 +33,7 @@ from apexrl.running.run_directory import (
     set_aside,
     update_of,
 )
-from apexrl.runs import CURVE_FILE
+from apexrl.runs import CURVE_FILE, STATUS_FILE, CurvePoint
 from apexrl.types import LogPosition
 from tests.system.processes import ROOT
 
@@ -135,6 +136,37 @@ def test_a_total_that_is_not_reached_yet_stays(tmp_path, spec, transitions, upda
         )
     learning = saved_command(tmp_path)[0].learning
     assert (learning.total_frames, learning.total_updates) == left
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "evaluated", "has_ended", "left"),
+    [(LAST_EVALUATION, False, False, 400), ("min_size", False, False, 0), (LAST_EVALUATION, True, False, 0),
+     (LAST_EVALUATION, False, True, 0)],
+)  # fmt: skip
+def test_a_run_that_was_killed_in_its_last_evaluation_keeps_its_end(
+    tmp_path, spec, waits_for, evaluated, has_ended, left
+):
+    """Else its rate would begin anew, and a later network take the place of the one that nobody has evaluated."""
+    command = dataclasses.replace(default_command(RunCommand), run_dir=str(tmp_path))
+    save_config(with_sections(command, {"learning": {"total_frames": 400}}))
+    counters = Counters(updates=7, logs=(LogPosition("log", 0, 400),))
+    save_checkpoint(latest_path(tmp_path), CheckpointHeader(spec, "apex-dqn", "{}", counters), {"x": torch.zeros(2)})
+    write_json(tmp_path / STATUS_FILE, Status("Catch-v0", 400, counters, {}, waits_for))
+    if evaluated:
+        (tmp_path / CURVE_FILE).write_text(f"{','.join(CurvePoint._fields)}\n9,400,7,1,1,1,1,1,0\n")
+    if has_ended:
+        (tmp_path / "summary.json").write_text("{}")
+    assert saved_command(tmp_path, is_resumed=True)[0].learning.total_frames == left
+    assert saved_command(tmp_path)[0].learning.total_frames == 0, "a fork goes on"
+
+
+@pytest.mark.parametrize(("frames", "left"), [(399, 400), (400, 0)])
+def test_a_run_that_lost_its_checkpoint_knows_by_its_status_what_it_has_reached(tmp_path, frames, left):
+    """Its log's frames count for a new network, too, which would end where it begins."""
+    command = dataclasses.replace(default_command(RunCommand), run_dir=str(tmp_path))
+    save_config(with_sections(command, {"learning": {"total_frames": 400}}))
+    (tmp_path / "status.json").write_bytes(msgspec.json.encode({"frames": frames}))
+    assert saved_command(tmp_path)[0].learning.total_frames == left
 
 
 def test_a_fork_of_an_earlier_update_has_the_totals_that_its_run_reached_later(tmp_path, spec):

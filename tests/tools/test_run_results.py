@@ -68,8 +68,8 @@ def test_runs_are_grouped_by_everything_but_seed_and_place(tmp_path):
     other = read_run(write_run(tmp_path / "b", [1], 0, learning_rate=0.5, batch_size=32))
     game = read_run(write_run(tmp_path / "c", [1], 0, env="CartPole-v1"))
     foreign = read_run(write_run(tmp_path / "d", [1], 0, agent="tests.own_agent:own"))
-    assert list(named_by_settings(same)) == ["apex-dqn"]
-    assert named_by_settings([*same, other, game, foreign]) == {
+    assert list(named_by_settings(same, [])) == ["apex-dqn"]
+    assert named_by_settings([*same, other, game, foreign], []) == {
         "apex-dqn --batch-size 128 --learning-rate 0.001": same,
         "apex-dqn --batch-size 32 --learning-rate 0.5": [other],
         "apex-dqn": [game],
@@ -80,6 +80,6 @@ def test_runs_are_grouped_by_everything_but_seed_and_place(tmp_path):
 def test_a_run_without_settings_needs_a_name(tmp_path):
     directory = write_run(tmp_path / "run", [1])
     (directory / "config.json").unlink()
-    run = read_run(directory)
-    with pytest.raises(ConfigError, match="give --group NAME="):
-        named_by_settings([run])
+    faults = []
+    assert named_by_settings([read_run(directory)], faults) == {}
+    assert faults == [f"{directory} has no config.json to group it by: give --group NAME={directory}"]

@@ -134,6 +134,12 @@ def test_a_reproducible_run_that_was_cut_off_starts_anew(tmp_path, launches, mak
     assert not (tmp_path / "a-seed0" / "of-the-first-start").exists()
 
 
+def test_a_reproducible_run_that_a_killed_sweep_left_half_removed_starts_anew(tmp_path, launches, make):
+    cut_off(launches, make, reproducible=True)
+    (tmp_path / "a-seed0").rename(tmp_path / "a-seed0.removed")
+    assert make(reproducible=True).run() == [] and not (tmp_path / "a-seed0.removed").exists()
+
+
 def test_a_run_whose_time_was_over_before_the_sweep_was_killed_is_evaluated(tmp_path, spec, launches, make):
     cut_off(launches, make)
     write_checkpoint(tmp_path / "a-seed0", spec, 100.0)

@@ -6,6 +6,7 @@ network's during `gradients`, and the target network's a draw ahead, as only `co
 thread takes the gradients of weights, one of the two backward passes.
 """
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -33,7 +34,7 @@ class SideThread:
             if left.cancel():
                 work()
             else:
-                left.result(PATIENCE_SECONDS)
+                _result_of(left)
 
         return end
 
@@ -48,7 +49,7 @@ class SideThread:
             from_target = self._thread.submit(self._learner.from_target, batches)
         known = self._thread.submit(self._from_online, batches, from_target)
         self._upcoming = (None, None)
-        return lambda: known.result(PATIENCE_SECONDS)
+        return lambda: _result_of(known)
 
     def look_ahead(self, upcoming: Draw | None) -> None:
         """Begins what can be done ahead of the draw that comes next, where it is known."""
@@ -58,8 +59,15 @@ class SideThread:
     def forget(self) -> None:
         """Drops the work done ahead. Call it before the learner's tensors change outside of an update."""
         if self._upcoming[1] is not None:
-            self._upcoming[1].result(PATIENCE_SECONDS)
+            _result_of(self._upcoming[1])
         self._upcoming = (None, None)
 
     def _from_online(self, batches: Batches, from_target: Future[Any]) -> Any:
-        return self._learner.from_online(batches, from_target.result(PATIENCE_SECONDS))
+        return self._learner.from_online(batches, _result_of(from_target))
+
+
+def _result_of(work: Future[Any]) -> Any:
+    """Waits for the result; a second time, because the first time may be up while this process was stopped itself."""
+    with contextlib.suppress(TimeoutError):
+        work.exception(PATIENCE_SECONDS)
+    return work.result(PATIENCE_SECONDS)

@@ -5,11 +5,6 @@ resource "aws_placement_group" "this" {
   strategy = "cluster"
 }
 
-moved {
-  from = aws_placement_group.this[0]
-  to   = aws_placement_group.this
-}
-
 # The journal of experience outlives its host: it is attached again to the next one, whatever that was replaced for.
 resource "aws_ebs_volume" "journal" {
   #checkov:skip=CKV_AWS_189:EBS encrypts with the account's own key; a KMS key costs a dollar a month, and experience is no secret.

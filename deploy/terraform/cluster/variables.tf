@@ -58,7 +58,7 @@ variable "tags" {
 # What is trained.
 
 variable "env" {
-  description = "Gymnasium id of the environment, with discrete actions."
+  description = "Gymnasium id of the environment. The images have Atari's games and those that Gymnasium brings without extras."
   type        = string
   default     = "PongNoFrameskip-v4"
   nullable    = false
@@ -70,7 +70,7 @@ variable "env" {
 }
 
 variable "agent" {
-  description = "The algorithm: apex-dqn (Ape-X), or impala (IMPALA; with a mix in learner_flags LASER)."
+  description = "The algorithm, such as apex-dqn (Ape-X) or impala (IMPALA; with a mix in learner_flags LASER)."
   type        = string
   default     = "apex-dqn"
   nullable    = false

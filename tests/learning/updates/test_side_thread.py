@@ -1,4 +1,5 @@
 import itertools
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from apexrl.agents.apex_dqn import make_learner
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.contract import TransitionBatch
 from apexrl.learning.experience.draw import Draw, Gathered
-from apexrl.learning.updates.side_thread import SideThread
+from apexrl.learning.updates.side_thread import SideThread, _result_of
 from apexrl.networks.config import DuelingConfig
 from apexrl.types import EnvironmentSpec
 from tests.devices import CPU
@@ -45,3 +46,21 @@ def test_a_second_thread_gives_the_gradient_of_one(monkeypatch, has_bfloat16):
         side.look_ahead(upcoming)
         torch.testing.assert_close(threaded.gradient, plain.gradient, rtol=0, atol=0)
     side.forget()
+
+
+class Late:
+    """Work of which the first look finds its time over, as where the process was stopped meanwhile."""
+
+    def exception(self, seconds):
+        raise TimeoutError
+
+    def result(self, seconds):
+        return 3
+
+
+def test_the_time_in_which_the_process_stood_still_is_nobodys_fault():
+    assert _result_of(Late()) == 3
+    left = Future()
+    left.set_exception(ValueError("stuck"))
+    with pytest.raises(ValueError, match="stuck"):
+        _result_of(left)
