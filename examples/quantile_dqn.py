@@ -66,11 +66,12 @@ class QuantileLearning(Learning):
     def from_online(self, online, batches, from_target):
         """Returns the quantiles [B, N] of the best next action, as the online network ranks them."""
         best = online["q"](batches[self.update.table].next_observation).argmax(dim=1)  # of the actions that are allowed
-        return from_target[torch.arange(len(best)), best]
+        return from_target[torch.arange(len(best), device=best.device), best]
 
     def losses(self, online, batches, known):
         batch = batches[self.update.table]
-        quantiles = online["q"].of(batch.observation)[torch.arange(len(batch.action)), batch.action]
+        rows = torch.arange(len(batch.action), device=batch.action.device)
+        quantiles = online["q"].of(batch.observation)[rows, batch.action]
         targets = batch.n_step_return[:, None] + batch.discount[:, None] * known()
         errors = targets[:, None, :] - quantiles[:, :, None]  # [B, N, N']
         middles = (torch.arange(quantiles.shape[1], device=errors.device) + 0.5) / quantiles.shape[1]

@@ -1,4 +1,6 @@
-"""The devices of the learners of a host. Loads no torch."""
+"""The devices of the learners of a host, and which process is one of several. Loads no torch."""
+
+import os
 
 from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
@@ -23,3 +25,11 @@ def devices_of(learning: LearningConfig, num_learners: int, num_gpus: int) -> li
             "--num-learners, or --device cpu"
         )
     return [f"cuda:{index}" for index in range(num_learners)]
+
+
+def is_rank(num_learners: int) -> bool:
+    """Returns whether torch's launcher has started this process as one of so many learners.
+
+    An outer job of torch has a rank, too, and tells all processes in it.
+    """
+    return num_learners > 1 and "RANK" in os.environ and os.environ.get("WORLD_SIZE") == str(num_learners)

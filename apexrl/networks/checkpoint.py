@@ -40,7 +40,11 @@ def save_checkpoint(path: Path, header: CheckpointHeader, tensors: dict[str, Ten
 
     Raises: OSError when the disk does not take it.
     """
-    cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    cpu, seen = dict[str, Tensor](), set[int]()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        cpu[name] = own.clone() if own.data_ptr() in seen else own  # a module that is used under two names
+        seen.add(own.data_ptr())
     with replacing(path) as temporary:
         try:
             safetensors.torch.save_file(cpu, temporary, header.metadata)

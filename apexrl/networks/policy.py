@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from apexrl.errors import WireError, fault_of
-from apexrl.networks.device import fastest_dtype
+from apexrl.networks.device import fastest_dtype, lay_out
 from apexrl.networks.device_stream import capture, wait
 from apexrl.networks.frame_layout import FrameLayout
 from apexrl.networks.frame_stack import FrameStack
@@ -139,7 +139,7 @@ class Policy:
         self._fast = copy.deepcopy(self._exact)
         if dtype != torch.float32:
             self._fast.compute_in(dtype)
-        self._fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        lay_out(self._fast)
         self._kernels = [kernel.to(dtype) for kernel in self._turned_kernels()]
         self._freeze()
 

@@ -12,6 +12,7 @@ from apexrl.config.flags import parse
 from apexrl.config.words import value_given
 from apexrl.errors import ConfigError, PeerError
 from apexrl.files import locked
+from apexrl.learning.devices import is_rank
 from apexrl.lifecycle import ORPHAN_SECONDS, OWN_SIGNAL_SECONDS, Stop, process_name, run_role
 
 
@@ -22,7 +23,8 @@ def main(stop: Stop) -> None:
     if isinstance(command, OfflineCommand) and command.guest and command.from_journal:
         raise ConfigError("--guest and --from-journal begin differently: give one of them")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
-    if max(command.learning.num_learners, command.learner_hosts) > 1 and "RANK" not in os.environ:
+    num_learners = command.learning.num_learners * command.learner_hosts
+    if num_learners > 1 and not is_rank(num_learners):
         from apexrl.running.learners import run_learners
 
         run_learners(command, stop)

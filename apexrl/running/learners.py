@@ -60,7 +60,8 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
         with contextlib.suppress(SignalException):  # it has passed the signal on, and waited for the learners
             torchrun.run(torchrun.parse_args([*arguments, role_script("learner.py"), *to_flags(command)]))
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+        # Who lost another one may be first: torch's files tell whole seconds.
+        rank, failure = min(error.failures.items(), key=lambda found: (_order(found[1].exitcode), found[1].timestamp))
         if failure.exitcode == TOLD_STATUS and stop.wait(OWN_SIGNAL_SECONDS):  # all of us were told, as by Ctrl-C
             return
         kinds = {PERMANENT_STATUS: ConfigError, PATIENCE_STATUS: PeerTimeout, TOLD_STATUS: KilledError}
@@ -71,3 +72,9 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
             f"the learners of {hosts} hosts do not meet at {meeting}:{wires.meeting_port} ({reason_of(error)[:200]}): "
             "does learner.py run on each host, with its own --learner-host-rank, and is that port open to them?"
         ) from error
+
+
+def _order(status: int) -> int:
+    """Returns how much an exit status tells of the cause of a failure: the least tells most."""
+    telling = (PERMANENT_STATUS, PATIENCE_STATUS)
+    return telling.index(status) if status in telling else len(telling) + (status >= 0)

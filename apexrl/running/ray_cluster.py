@@ -24,11 +24,11 @@ if __name__ == "__main__" and (lack := missing("ray", "this program") or missing
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 
 from apexrl.config.commands import RunCommand
-from apexrl.errors import ApexError, ConfigError, PeerError
+from apexrl.errors import ApexError, ConfigError
 from apexrl.hosts import knock
 from apexrl.lifecycle import PERMANENT_STATUS, Stop, end_at_once, end_with_parent, exit_status
 from apexrl.lines import log_to
@@ -38,10 +38,11 @@ from apexrl.running.display import LINE_PERIOD_SECONDS, RunConsole, duration, pr
 from apexrl.running.launch import ENDING_SECONDS
 from apexrl.running.plan import Plan
 from apexrl.running.prepare import on_saved
+from apexrl.running.ray_files import fetch, sees_directory
 from apexrl.running.ray_flags import RayConfig, divided
 from apexrl.running.ray_groups import (
     ACTORS,
-    CHUNK_BYTES,
+    BEAT_SECONDS,
     LEARNER,
     NUM_STAGES,
     REGISTRY,
@@ -51,11 +52,13 @@ from apexrl.running.ray_groups import (
     Registry,
     Report,
     clean_up,
+    cluster,
+    in_place,
     own_code,
 )
 from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import ROOT
-from apexrl.runs import CONFIG_FILE, new_run
+from apexrl.runs import new_run
 
 HEAD = "node:__internal_head__"  # a resource that Ray gives to this node alone
 END_SECONDS = 15.0  # for each step of the end; groups that need longer are killed
@@ -110,6 +113,12 @@ class Driver:
         self._connect()
         stop.on_signals()  # not before: Ray takes SIGTERM for itself, and would die of it
         self._await_namesake(stop)
+        if stop.is_set():
+            return 0
+        try:  # first: so others see that a run of this name is there, and it gives the place back where we die
+            self._start(REGISTRY, Registry, True, num_cpus=0, resources={HEAD: 0.001})  # without a head there is no run
+        except ValueError as error:
+            raise ConfigError(f"--ray-namespace {self._run}: a run of that name begins here; give another") from error
         try:
             place = self._reserve(stop)
             if place is None:
@@ -121,7 +130,7 @@ class Driver:
             return self._end(plan.command, reports, stop)
         finally:
             with contextlib.suppress(Exception):  # the cluster may be gone
-                clean_up(self._run, list(self._groups))
+                clean_up(self._run)
 
     def _connect(self) -> None:
         address = self._config.ray_address or os.environ.get("RAY_ADDRESS", "")
@@ -176,7 +185,7 @@ class Driver:
 
         Raises: ConfigError when it does not come in time.
         """
-        started = said = time.monotonic()
+        started = said = heard = time.monotonic()
         while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
             now = time.monotonic()
             if stop.is_set():
@@ -185,6 +194,9 @@ class Driver:
                 raise ConfigError(
                     f"{name}: the cluster had none in {now - started:.0f} s ({cluster()}); see `ray status`"
                 )
+            if now - heard > BEAT_SECONDS:
+                heard = now
+                self._groups[REGISTRY].ask.remote(False)  # so it knows that we are there
             if now - said > SAY_SECONDS:
                 said = now
                 self._print(f"waits for {name}: {cluster()}")
@@ -212,7 +224,6 @@ class Driver:
     def _follow(self, plan: Plan, place: Any, stop: Stop) -> list[Report]:
         """Returns the last reports of the groups, when the run is to end."""
         command, clock = plan.command, Clock(plan.command)
-        self._start(REGISTRY, Registry, num_cpus=0, resources={HEAD: 0.001})  # without a head there is no run
         specs = place.bundle_specs
         for number, name in enumerate((REPLAY, LEARNER)):
             needs = {"num_cpus": specs[number]["CPU"], "num_gpus": specs[number].get("GPU", 0)}
@@ -223,7 +234,7 @@ class Driver:
         threading.Thread(target=self._watch_cluster, name="cluster", daemon=True).start()
         while True:
             self._spread(command, place)
-            reports = self._ask(False)
+            reports = self._ask(False) or []
             self._show(reports, clock)
             finished = any(report.has_finished or report.fault for report in reports)
             if finished or clock.is_over(counters_of(reports)) or stop.wait(POLL_SECONDS):
@@ -271,17 +282,17 @@ class Driver:
         return (self._num_workers or math.inf) - sum(count for _, count in self._nodes.values())
 
     def _drop(self, group: str) -> None:
-        del self._nodes[group]
+        self._nodes.pop(group, None)
         ray.kill(self._groups.pop(group))
         self._groups[REGISTRY].forget.remote(group)
 
-    def _ask(self, ends: bool) -> list[Report]:
-        """Returns the groups' newest reports; none when the registry gives no answer now."""
+    def _ask(self, ends: bool) -> list[Report] | None:
+        """Returns the groups' newest reports; None when the registry gives no answer now."""
         with contextlib.suppress(ray.exceptions.RayError):
             reports: list[Report] = ray.get(self._groups[REGISTRY].ask.remote(ends), timeout=5.0)
             self._heard = time.monotonic()
             return reports
-        return []
+        return None
 
     def _watch_cluster(self) -> None:
         """Ends the process when the cluster is silent: calls of Ray may never return then."""
@@ -321,45 +332,46 @@ class Driver:
         """Ends the groups in order, prints the summary, and fetches what this machine does not see."""
         self._print("ending the run; Ctrl-C kills it at once")
         signals, ended, deadline = stop.num_signals, 0, time.monotonic() + END_SECONDS
-        while any(report.stages_ended < NUM_STAGES for report in reports) and stop.num_signals == signals:
-            if time.monotonic() > deadline:
-                late = [report.group for report in reports if report.stages_ended < NUM_STAGES]
-                self._print(f"{', '.join(late)} did not end in {END_SECONDS:.0f} s: killed")
+        while stop.num_signals == signals:
+            answer = self._ask(True)
+            reports = answer or reports
+            is_known = answer is not None and bool(answer or not self._printed)  # a new registry knows no group yet
+            if is_known and all(report.stages_ended == NUM_STAGES for report in reports):
                 break
-            time.sleep(POLL_SECONDS)
-            reports = self._ask(True) or reports
             if (now_ended := sum(report.stages_ended for report in reports)) > ended:
                 ended, deadline = now_ended, time.monotonic() + END_SECONDS
+            if time.monotonic() > deadline:
+                if not self._kill_late(reports):
+                    break
+                deadline = time.monotonic() + END_SECONDS
+            time.sleep(POLL_SECONDS)
         faults = [report for report in reports if report.fault]
         for summary in filter(None, (report.summary for report in reports)):
             self._print(summary.rstrip())
-        if not (self.directory / CONFIG_FILE).exists():
-            self._fetch()
+        if LEARNER in self._groups and not sees_directory(self._groups[LEARNER], self.directory):
+            self._print(fetch(self._groups[LEARNER], self.directory, self._hear))
         for report in faults:
             self._print(f"ERROR {report.node} {report.fault}; see `ray logs` or {self.directory / 'logs'}")
         if command.smoke and not faults and (missing := what_is_missing(counters_of(reports))):
             self._print(f"the smoke run failed: nothing was {', '.join(missing)}")
             return 1
-        return max((report.exit_status for report in faults), default=0)
+        return max((report.exit_status for report in faults), default=int(not reports and bool(self._printed)))
 
-    def _fetch(self) -> None:
-        """Copies the run's files from the learner's node, but for the experience."""
-        try:
-            learner = self._groups[LEARNER]
-            files: list[tuple[str, int]] = ray.get(learner.files.remote(), timeout=END_SECONDS)
-            for name, size in files:
-                path = (self.directory / name).resolve()
-                if not path.is_relative_to(self.directory):
-                    raise PeerError(f"the learner's node names a file outside the run: {name}")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as file:
-                    for offset in range(0, size, CHUNK_BYTES):
-                        file.write(ray.get(learner.read.remote(name, offset), timeout=END_SECONDS))
-                        self._heard = time.monotonic()
-        except (ray.exceptions.RayError, OSError) as error:
-            self._print(f"ERROR the run's files stay on the learner's node, in {self.directory}: {error}")
-        else:
-            self._print(f"fetched {len(files)} files into {self.directory}; the experience stays where it is")
+    def _kill_late(self, reports: list[Report]) -> bool:
+        """Kills the actors that hold the end up; returns whether it goes on without them, which the learner may need.
+
+        Those of a node that is gone say nothing more, and count until then.
+        """
+        least = min((report.stages_ended for report in reports), default=0)
+        late = [report.group for report in reports if report.stages_ended == least]
+        actors = [group for group in late if group.startswith(ACTORS) and group in self._groups]
+        self._print(f"{', '.join(actors or late) or 'the run'} did not end in {END_SECONDS:.0f} s: killed")
+        for group in actors:
+            self._drop(group)
+        return bool(actors)
+
+    def _hear(self) -> None:
+        self._heard = time.monotonic()
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
@@ -380,18 +392,6 @@ def _driver_silence() -> float | None:
     except ray.exceptions.RayError:
         return math.inf
     return silence
-
-
-def in_place(place: Any, bundle: int) -> PlacementGroupSchedulingStrategy:
-    """Returns the scheduling strategy of a bundle."""
-    return PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=bundle)
-
-
-def cluster() -> str:
-    """Returns what the cluster has and what is free, in words."""
-    has, free = ray.cluster_resources(), ray.available_resources()
-    parts = [f"{free.get(kind, 0):g} of {has.get(kind, 0):g} {kind}s free" for kind in ("CPU", "GPU")]
-    return f"{sum(node['Alive'] for node in ray.nodes())} nodes, {', '.join(parts)}"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.util import get_node_ip_address
 from ray.util.metrics import Gauge
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from apexrl.config.commands import Command, RunCommand
 from apexrl.config.sections import WireConfig
@@ -50,6 +51,7 @@ logger = logging.getLogger(__name__)
 REGISTRY, REPLAY, LEARNER, ACTORS = "registry", "replay", "learner", "actors"
 ADDRESSES = ("replay_host", "actor_port", "batch_port", "learner_host", "parameter_port", "metrics_port")
 BEAT_SECONDS = 0.5
+LOCK_SECONDS = 120.0
 STATUS_SECONDS = 5.0
 NUM_STAGES = 3  # the steps of `launch.end_steps`
 CHUNK_BYTES = 8 * 2**20
@@ -95,11 +97,14 @@ class Planner:
 class Registry:
     """The meeting point of a run's groups and its driver. All that it keeps they say again after its restart."""
 
-    def __init__(self, run: str, patience_seconds: float) -> None:
+    def __init__(self, run: str, patience_seconds: float, watches: bool = False) -> None:
+        """Begins; with `watches` it ends the run itself where its driver is gone and no group lives."""
         self._run, self._patience_seconds = run, patience_seconds
         self._reports: dict[str, tuple[float, Report]] = {}
         self._driver_seen = time.monotonic()
         self._is_ending = False
+        if watches:
+            threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def tell(self, report: Report) -> Reply:
         """Takes the report of a group; returns what it is to do."""
@@ -113,7 +118,7 @@ class Registry:
         else:
             stage = min(1 + min(r.stages_ended for r in reports), NUM_STAGES)
             if silent and all(r.stages_ended == NUM_STAGES for r in reports):
-                clean_up(self._run, list(self._reports))
+                clean_up(self._run)
         found: dict[str, Any] = {}
         for one in reports:
             found.update(one.addresses)
@@ -132,6 +137,12 @@ class Registry:
     def forget(self, group: str) -> None:
         """Forgets a group whose node is gone."""
         self._reports.pop(group, None)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(BEAT_SECONDS)
+            if self.silence() > self._patience_seconds and not self._living():
+                clean_up(self._run)
 
     def _living(self) -> list[Report]:
         now = time.monotonic()
@@ -188,6 +199,10 @@ class Group:
         names = [path.relative_to(self._directory) for path in paths]
         return [(str(name), (self._directory / name).stat().st_size) for name in names if name.parts[0] != "journal"]
 
+    def sees(self, name: str) -> bool:
+        """Returns whether a file of that name is in the run's directory here."""
+        return (self._directory / name).exists()
+
     def read(self, name: str, offset: int) -> bytes:
         """Returns the next CHUNK_BYTES of one of `files`."""
         with (self._directory / name).open("rb") as file:
@@ -213,8 +228,10 @@ class Group:
                             f"the run's directory {self._directory} is not on this node, {self._node}: for a learner "
                             "that may move, put it on a path that all nodes share"
                         )
-                    held.enter_context(lock_run(str(self._directory)))
-                if self._name == REPLAY and ray.get_runtime_context().was_current_actor_reconstructed:
+                    # A file server holds the lock of a node that died until its lease is over.
+                    patience_seconds = LOCK_SECONDS if _is_moved() else 0.0
+                    held.enter_context(lock_run(str(self._directory), patience_seconds=patience_seconds))
+                if self._name == REPLAY and _is_moved():
                     self._look_for_journal()
                 while True:
                     self._step()
@@ -240,6 +257,8 @@ class Group:
             if time.monotonic() - self._heard < self._patience_seconds:
                 return
             logger.error("the registry has not answered for %.0f s: the run ends here", self._patience_seconds)
+            if self._report.stages_ended == NUM_STAGES:  # nobody else is there to give the place back
+                clean_up(self._run)
             reply = Reply(NUM_STAGES, {})
         if reply.stage:
             self._end(reply.stage)
@@ -323,6 +342,11 @@ class Group:
         return status
 
 
+def _is_moved() -> bool:
+    """Returns whether Ray has started this group again, after its process or its node was lost."""
+    return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
 class _Lines(logging.Handler):
     """Keeps the warnings of a group for the driver, the newest MOST of them."""
 
@@ -346,10 +370,24 @@ def own_code(root: Path) -> dict[str, Any]:
     return {"py_modules": [str(root / "apexrl")]}
 
 
-def clean_up(run: str, groups: list[str]) -> None:
-    """Ends all Ray actors of a run, and gives its place back."""
+def clean_up(run: str) -> None:
+    """Ends all Ray actors of a run, also those that have not begun, the registry last, and gives its place back."""
     with contextlib.suppress(ValueError, ray.exceptions.RayError):
         ray.util.remove_placement_group(ray.util.get_placement_group(run))
-    for name in (*groups, REGISTRY):
+    found: list[Any] = ray.util.list_named_actors(all_namespaces=True)
+    names = [one["name"] for one in found if one["namespace"] == run]
+    for name in sorted(names, key=lambda name: name == REGISTRY):
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
             ray.kill(ray.get_actor(name, namespace=run))
+
+
+def in_place(place: Any, bundle: int) -> PlacementGroupSchedulingStrategy:
+    """Returns the scheduling strategy of a bundle."""
+    return PlacementGroupSchedulingStrategy(place, placement_group_bundle_index=bundle)
+
+
+def cluster() -> str:
+    """Returns what the cluster has and what is free, in words."""
+    has, free = ray.cluster_resources(), ray.available_resources()
+    parts = [f"{free.get(kind, 0):g} of {has.get(kind, 0):g} {kind}s free" for kind in ("CPU", "GPU")]
+    return f"{sum(node['Alive'] for node in ray.nodes())} nodes, {', '.join(parts)}"

@@ -44,7 +44,7 @@ from apexrl.types import EnvironmentSpec, LogPosition
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
-JOURNAL, LOCK_FILE = "journal", "run.lock"
+JOURNAL, LOCK_FILE, OWNER = "journal", "run.lock", "a run that goes on"
 RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
 OF_ONE_START: Mapping[str, Any] = {
     "max_seconds": 0.0, "smoke": False, "from_scratch": False, "trust": False, "callback": (), "stop_at_return": None,
@@ -59,14 +59,14 @@ class _Saved(msgspec.Struct):
     command: Section
 
 
-def lock_run(directory: str, *, is_shared: bool = False) -> contextlib.AbstractContextManager[None]:
-    """Returns the lock of a run's directory as a context manager. Hold it while the run goes on.
+def lock_run(
+    directory: str, *, is_shared: bool = False, patience_seconds: float = 0.0
+) -> contextlib.AbstractContextManager[None]:
+    """Returns the lock of a run's directory as a context manager. Hold it while the run goes on, or share it to read.
 
-    Args:
-      is_shared: to read only: several runs may be forked from one at the same time.
     Raises: ConfigError on entry, when another run holds the lock or the directory cannot be written.
     """
-    return locked(Path(directory) / LOCK_FILE, "a run that goes on", is_shared=is_shared)
+    return locked(Path(directory) / LOCK_FILE, OWNER, is_shared=is_shared, patience_seconds=patience_seconds)
 
 
 def check_new(directory: Path) -> None:
@@ -150,8 +150,8 @@ def _reached_totals(learning: LearningConfig, directory: Path, at: int) -> dict[
         header = load_header(kept if at and kept.is_file() else latest_path(directory))
     except (OSError, ConfigError):  # `continued` tells a damaged one, and a new network counts the log's frames
         with contextlib.suppress(ConfigError):
-            frames = read_found(directory).frames
-            return {"total_frames": 0} if frames >= learning.total_frames else {}
+            if read_found(directory).frames >= learning.total_frames:
+                return {"total_frames": 0}
         return {}
     frames = header.spec.frames_per_step * sum(log.transitions for log in header.counters.logs)
     reached = {"total_frames": frames, "total_updates": header.counters.updates}

@@ -9,6 +9,7 @@ import gymnasium
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from apexrl.acting import evaluation
 from apexrl.acting.evaluation import GivingWay, _playable, newest_when_due
@@ -340,7 +341,7 @@ def test_the_last_parameters_of_a_learner_that_came_back_are_played_again_where_
         told = Evaluation(3, 0.0, (1.0,), (1,), 1.0, checksum=checksum(last))
         return _playable(encoded, evaluator, command, Subscriber(), played, told) is not None
 
-    other = encode_parameters(header, {"mean": np.ones(2, np.float32)})
+    other = encode_parameters(header, {"mean": torch.ones(2)})
     assert is_played(last, None) and not is_played(last, header) and is_played(other, header)
     usual = decode_parameters(published(2)).header
-    assert not is_played(encode_parameters(usual, {"mean": np.ones(2, np.float32)}), usual), "they are not the last"
+    assert not is_played(encode_parameters(usual, {"mean": torch.ones(2)}), usual), "they are not the last"

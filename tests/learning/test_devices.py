@@ -8,8 +8,9 @@ from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import default_command
 from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
-from apexrl.learning.devices import devices_of
+from apexrl.learning.devices import devices_of, is_rank
 from apexrl.learning.updates.team import join_team
+from apexrl.running.learners import _order
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,8 @@ def test_each_learner_has_a_device(devices, device, count, num_gpus, expected):
 
 
 def test_a_learner_alone_has_the_device_that_is_named_for_it(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "3")  # of a launcher that started something else around us
+    for name, value in {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)  # of a launcher that started something else around us
 
     def joined(**devices):
         command = default_command(LearnerCommand)
@@ -39,6 +41,26 @@ def test_a_learner_alone_has_the_device_that_is_named_for_it(monkeypatch):
     assert joined(device="cuda:1") == "cuda:1" and joined() == "auto"
     with pytest.raises(ConfigError, match="names 2 devices for 1 learners"):
         joined(learner_devices="cpu,cpu")
+
+
+@pytest.mark.parametrize(
+    ("variables", "num_learners", "expected"),
+    [({}, 2, False), ({"RANK": "0"}, 2, False), ({"RANK": "0", "WORLD_SIZE": "1"}, 2, False),
+     ({"RANK": "1", "WORLD_SIZE": "2"}, 2, True), ({"RANK": "1", "WORLD_SIZE": "2"}, 1, False)],
+)  # fmt: skip
+def test_a_process_is_one_of_the_learners_where_the_launcher_started_as_many(
+    monkeypatch, variables, num_learners, expected
+):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert is_rank(num_learners) is expected
+
+
+def test_the_status_that_tells_the_cause_counts():
+    """1 is that of a learner that lost another one."""
+    assert sorted([1, -9, 143, 69, 2, 1], key=_order) == [2, 69, -9, 1, 143, 1]
 
 
 def test_too_few_devices_are_an_error():

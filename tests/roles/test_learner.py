@@ -39,6 +39,7 @@ def test_a_learner_begins_again_when_one_of_another_host_was_stopped(
     """Not when it was stopped itself, or all have done what they were asked for."""
     rank = SimpleNamespace(rank=1, is_first=False, spans_hosts=spans_hosts)
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("OMP_WAIT_POLICY", os.environ.get("OMP_WAIT_POLICY", "passive"))
     monkeypatch.setattr(sys, "argv", ["learner.py", "--preset", "small", "--learner-hosts", "2"])
     monkeypatch.setattr(team, "join_team", lambda command: (command, rank))

@@ -1,5 +1,7 @@
 """The registry of a run on Ray: who begins when, and in which order all end. Without Ray: it is a plain class."""
 
+import threading
+
 import pytest
 
 from apexrl.running import ray_groups
@@ -80,7 +82,7 @@ def test_a_group_that_is_silent_or_forgotten_holds_nobody_up(clock):
 
 def test_without_a_driver_the_run_ends_and_leaves_nothing(clock, monkeypatch):
     cleaned = []
-    monkeypatch.setattr(ray_groups, "clean_up", lambda run, groups: cleaned.append((run, groups)))
+    monkeypatch.setattr(ray_groups, "clean_up", cleaned.append)
     registry = Registry("run", PATIENCE_SECONDS)
     registry.tell(LEARNER)
     clock.now += PATIENCE_SECONDS - 1
@@ -89,7 +91,15 @@ def test_without_a_driver_the_run_ends_and_leaves_nothing(clock, monkeypatch):
     clock.now += PATIENCE_SECONDS + 1
     assert registry.tell(LEARNER).stage == 1 and not cleaned
     assert registry.tell(LEARNER._replace(stages_ended=NUM_STAGES)).stage == NUM_STAGES
-    assert cleaned == [("run", ["learner"])]
+    assert cleaned == ["run"]
+
+
+def test_a_registry_ends_a_run_whose_driver_died_before_there_was_a_group(monkeypatch):
+    cleaned = threading.Event()
+    monkeypatch.setattr(ray_groups, "clean_up", lambda run: cleaned.set())
+    monkeypatch.setattr(ray_groups, "BEAT_SECONDS", 0.01)
+    Registry("run", 0.05, watches=True)
+    assert cleaned.wait(60)
 
 
 def test_a_registry_that_is_started_again_learns_all_from_the_reports(clock):

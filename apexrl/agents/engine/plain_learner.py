@@ -15,7 +15,7 @@ from apexrl.agents.engine.optimizers import make_optimizer, optimizer_tensors, s
 from apexrl.agents.engine.plain import Learning, Losses, PartOptimizer
 from apexrl.config.schedules import Schedule
 from apexrl.errors import ApexError
-from apexrl.networks.device import autocast_for, copied_dtype
+from apexrl.networks.device import autocast_for, copied_dtype, lay_out
 from apexrl.networks.hidden_linear import HiddenLinear
 from apexrl.networks.parameters import why_no_parameters
 
@@ -260,7 +260,8 @@ def _check_parameters(parts: nn.ModuleDict) -> None:
 
 def _laid_out(parts: dict[str, nn.Module], device: torch.device) -> nn.ModuleDict:
     made = nn.ModuleDict(parts).to(device)
-    return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    lay_out(made)
+    return made
 
 
 def _copies_of(online: nn.ModuleDict, learning: Learning) -> nn.ModuleDict:

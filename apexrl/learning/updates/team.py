@@ -23,7 +23,7 @@ from torch import Tensor
 from apexrl.agents.contract import LAST_BATCH
 from apexrl.config.commands import LearnerCommand
 from apexrl.errors import ApexError, PeerError
-from apexrl.learning.devices import devices_of
+from apexrl.learning.devices import devices_of, is_rank
 from apexrl.networks.device import choose_device
 from apexrl.networks.headers import LEARNING
 
@@ -192,7 +192,8 @@ def join_team(command: LearnerCommand) -> tuple[LearnerCommand, Team]:
 
     Raises: ConfigError when there are too few devices, PeerError when the others do not come.
     """
-    size, local_rank, local_size = int(os.environ.get("WORLD_SIZE", "1")), 0, 1
+    num_learners, local_rank, local_size = command.learning.num_learners * command.learner_hosts, 0, 1
+    size = num_learners if is_rank(num_learners) else 1
     if size > 1:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))

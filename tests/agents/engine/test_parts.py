@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 
 from apexrl.agents.engine.plain import Learning
 from apexrl.errors import ApexError
 from apexrl.learning.experience.draw import Draw
+from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
 from apexrl.networks.dueling import make_network
+from apexrl.networks.headers import CheckpointHeader, Counters
 from tests.agents.engine.test_plain_learner import Beside, PolicyAndCritic, learner_of, world_of
 from tests.lockstep import TABLE
 
@@ -23,7 +26,7 @@ def test_parts_that_share_a_module_are_named():
         learner_of(type("Sharing", (PolicyAndCritic,), {"parts": parts}))
 
 
-def test_a_part_may_use_a_module_twice():
+def test_a_part_may_use_a_module_twice(tmp_path):
     class Tied(PolicyAndCritic):
         target = None
 
@@ -32,7 +35,26 @@ def test_a_part_may_use_a_module_twice():
             made["critic"].again = made["critic"].torso
             return made
 
-    assert learner_of(Tied).online["critic"].again.first.weight.grad is not None
+    learner, path = learner_of(Tied), tmp_path / "checkpoint"
+    assert learner.online["critic"].again.first.weight.grad is not None
+    tensors = learner.learning_tensors()
+    save_checkpoint(path, CheckpointHeader(learner.learning.spec, "x", "{}", Counters()), tensors)
+    assert all((load_checkpoint(path).tensors[name] == tensor).all() for name, tensor in tensors.items())
+
+
+def test_parameters_of_any_layout_have_places_of_their_own():
+    """Views with gaps, and kernels of three dimensions, for which torch knows no faster order."""
+
+    class Odd(PolicyAndCritic):
+        def parts(self):
+            made = super().parts()
+            made["critic"].gaps = nn.Parameter(torch.arange(64.0).view(8, 8)[:, :4])
+            made["critic"].next = nn.Parameter(torch.full((8, 8), -1.0))
+            made["critic"].video = nn.Conv3d(1, 2, 3)
+            return made
+
+    critic = learner_of(Odd).online["critic"]
+    assert (critic.gaps == torch.arange(64.0).view(8, 8)[:, :4]).all() and (critic.next == -1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
