@@ -3,6 +3,7 @@
 import functools
 import os
 import time
+from collections.abc import Callable
 
 LONGEST_LOOK_SECONDS = 2.0
 EPOCH_VARIABLE = "APEXRL_EPOCH"
@@ -37,3 +38,21 @@ class Absence:
         self._seconds = self._seconds + min(now - self._looked, LONGEST_LOOK_SECONDS) if is_away else 0.0
         self._looked = now
         return self._seconds
+
+
+class Allowance:
+    """So much at once, and so much a second after that, of bytes or of messages. One owner."""
+
+    def __init__(self, at_once: float, per_second: float, clock: Callable[[], float] = time.monotonic):
+        self._at_once, self._per_second, self._clock = at_once, per_second, clock
+        self._left, self._then = at_once, clock()
+
+    def takes(self, much: int) -> bool:
+        """Takes this off what is left; returns False where that is less."""
+        now = self._clock()
+        self._left = min(self._left + (now - self._then) * self._per_second, self._at_once)
+        self._then = now
+        if much > self._left:
+            return False
+        self._left -= much
+        return True

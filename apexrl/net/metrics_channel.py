@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from apexrl.clocks import Allowance
 from apexrl.errors import MALFORMED
 from apexrl.lines import Repeats
 from apexrl.net.keyring import Keyring
@@ -47,6 +48,7 @@ MAX_PICTURE_BYTES = 2**20
 MAX_PATH_CHARACTERS = 4_096
 MAX_GAMES = 10_000
 MAX_EVALUATIONS = 8  # that wait for the learner to take them
+EVALUATIONS_AT_ONCE, EVALUATIONS_PER_SECOND = 16, 2
 MAX_VERSIONS = 65_536  # published versions whose evaluation is waited for: 22 minutes of 50 a second
 MAX_FRESH = 4_096  # of them, that wait for their checksums
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -172,6 +174,7 @@ class MetricsServer:
         self._fresh: collections.deque[tuple[int, bytes]] = collections.deque(maxlen=MAX_FRESH)
         self._published: collections.OrderedDict[int, bytes] = collections.OrderedDict()  # checksums by version
         self._clock = clock
+        self._allowance = Allowance(EVALUATIONS_AT_ONCE, EVALUATIONS_PER_SECOND, clock)  # each is written to the disk
         self._repeats = {kind: Repeats(WARN_SECONDS, clock=clock) for kind in ("crowded", "not finite", "others")}
         self._closed = threading.Event()
 
@@ -244,7 +247,7 @@ class MetricsServer:
         if evaluation.parameters and checksum(evaluation.parameters) != published:
             return "unpublished"
         with self._lock:
-            if len(self._evaluations) >= MAX_EVALUATIONS:
+            if len(self._evaluations) >= MAX_EVALUATIONS or not self._allowance.takes(1):
                 return "crowded"
             self._evaluations.append(evaluation)
         return ""

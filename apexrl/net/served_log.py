@@ -5,7 +5,9 @@ import logging
 from pathlib import Path
 
 from apexrl.config.sections import ReplayConfig
+from apexrl.config.tables import tables_of
 from apexrl.errors import ConfigError, JournalError, WireError
+from apexrl.memory import free_memory_bytes
 from apexrl.net import wire
 from apexrl.net.insert_checks import checked_arrays, why_impossible
 from apexrl.net.open_log import Advanced, OpenLog
@@ -16,12 +18,14 @@ from apexrl.net.statistics import Vitals, metrics_of, peers_of
 from apexrl.replay.journal import Journal, Lock, new_identity
 from apexrl.replay.log import LogEntry
 from apexrl.replay.recovery import recover
-from apexrl.replay.replay import RecoveredUnroll, Replay
+from apexrl.replay.replay import RecoveredUnroll, Replay, ring_unrolls
 from apexrl.streams import difference
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
+COLUMNS = 8  # of float64: a row of the priorities of an unroll is a multiple
+UNROLL_BYTES = 32  # of an unroll in the ring and in each table's books, beside its priorities
 OTHER_PORT = {
     "actor": "this is the port for actors (--actor-port): a learner or reader connects to --batch-port",
     "learner": "this is the port for learners and readers (--batch-port): an actor connects to --actor-port",
@@ -152,6 +156,9 @@ class ServedLog:
                 f"--journal-dir {directory} holds another stream than this run's "
                 f"({difference(identity.spec, self._stream)}): move it away, or give another one"
             )
+        if fault := why_impossible(identity.spec):
+            raise ConfigError(f"--journal-dir {directory} holds a stream that nobody can serve ({fault}): move it away")
+        self._check_memory(identity.spec)
         journal = Journal(directory, identity, self._config.journal_flush_seconds == 0)
         replay = Replay(self._config, identity, self._seed, journal)
         open_log, unrolls = OpenLog(replay, self._outbox), []
@@ -165,6 +172,9 @@ class ServedLog:
                 continue
             entry = LogEntry(message, block, int(valid.sum()), now)
             unrolls.append(RecoveredUnroll(number, entry, priorities, valid))
+        if recovered.entries and not unrolls:  # which would delete them
+            count = len(recovered.entries)
+            raise ConfigError(f"--journal-dir {directory}: none of its {count} unrolls can be used: move it away")
         replay.restore(unrolls, recovered.end_number, directory)
         self.open_log = open_log
         logger.info(
@@ -177,8 +187,9 @@ class ServedLog:
 
         The learners of an empty one come anew.
 
-        Raises: ConfigError when the tables make no sense for it.
+        Raises: ConfigError when the tables make no sense for it, or take more memory than is free.
         """
+        self._check_memory(spec)
         identity = new_identity(spec)
         journal = None
         if self._journal_dir is not None:
@@ -195,6 +206,15 @@ class ServedLog:
                 self._outbox.send("learner", peer, wire.Stranger())
         self.open_log = OpenLog(replay, self._outbox)
         return self.open_log
+
+    def _check_memory(self, spec: StreamSpec) -> None:
+        """Raises ConfigError when the tables take more memory than is free; they make all of it at their start."""
+        tables = tables_of(self._config, spec.unroll_starts, spec.has_unroll_priorities).values()
+        columns = sum(-(-spec.num_priorities // COLUMNS) * COLUMNS for table in tables if table.kind == "priority")
+        num_unrolls = ring_unrolls(self._config.capacity, spec.unroll_starts)
+        if (needed := num_unrolls * (8 * columns + UNROLL_BYTES)) > (free := free_memory_bytes()):
+            fault = f"the tables take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+            raise ConfigError(f"--capacity {self._config.capacity:,} does not fit for {spec.env}: {fault}")
 
     def _way_out(self) -> str:
         """Returns how a log of another stream can begin."""

@@ -20,6 +20,7 @@ COPIED_BYTES = 65_536  # a frame below this is copied into the message
 _SEND, _SEND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # pyzmq's enums are slow to combine
 HEARTBEAT_SECONDS = 5
 DEAD_LINK_SECONDS = 20
+UNREAD_SECONDS = 30
 HANDSHAKE_SECONDS = 10.0  # after which a connection ends that has said nothing, or shown no key
 HANDSHAKE_FAULTS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -55,7 +56,8 @@ def bind(
 ) -> str:
     """Binds to host:port (port 0: any free one) and returns the endpoint.
 
-    TCP notices dead links, and so do the ZMTP heartbeats of the sockets that connect. A socket that binds sends none.
+    TCP notices dead links, and peers that read nothing for so long while something waits for them; they connect again.
+    So do the ZMTP heartbeats of the sockets that connect. A socket that binds sends none.
     libzmq 4.3.5 aborts the process when it has to send one to a peer that died while the queue from it was full.
 
     Args:
@@ -72,6 +74,7 @@ def bind(
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = HEARTBEAT_SECONDS
     socket.tcp_keepalive_cnt = DEAD_LINK_SECONDS // HEARTBEAT_SECONDS
+    socket.setsockopt(zmq.TCP_MAXRT, UNREAD_SECONDS * 1000)
     socket.ipv6 = is_ipv6(host)
     try:
         socket.bind(address(host, port or "*"))

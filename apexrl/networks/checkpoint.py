@@ -62,7 +62,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if (size := path.stat().st_size) > (free := free_memory_bytes()):
         raise ConfigError(f"{path} has {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free")
     with opened(path, "pt") as (header, file):
-        return Checkpoint(header, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        try:
+            return Checkpoint(header, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except (TypeError, RuntimeError) as error:  # of torch: a shape that no tensor has
+            raise ConfigError(f"{path} is no checkpoint of ours: {error}") from error
 
 
 def all_finite(tensors: dict[str, Tensor]) -> bool:

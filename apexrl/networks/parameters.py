@@ -69,7 +69,7 @@ def decode_parameters(data: bytes) -> Parameters:
     header, end = _split(data)
     try:
         tensors = safetensors.torch.load(data[end:])
-    except (safetensors.SafetensorError, ValueError, KeyError, RecursionError) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # also of torch
         raise WireError(f"malformed parameters: {error}") from error
     if any(tensor.dtype != _dtype_of(name) for name, tensor in tensors.items()):
         raise WireError("malformed parameters: every tensor has to be float16, and those of a normalizer float32")

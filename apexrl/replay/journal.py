@@ -31,6 +31,7 @@ from apexrl.replay.rewrite import Rewrite
 from apexrl.replay.segment import FORMAT, Entry, SegmentHeader, pack, pack_header
 from apexrl.replay.segment_files import (
     SegmentFile,
+    are_of,
     first_number_of,
     in_order,
     is_name,
@@ -102,7 +103,7 @@ def segment_paths(directory: Path) -> list[Path]:
 
 
 def read_identity(directory: Path) -> LogIdentity | None:
-    """Returns the identity of the log in a directory, None when it is missing or unreadable.
+    """Returns the identity of the log in a directory, None when it is missing, unreadable, or not that of the files.
 
     Raises: ConfigError when another version of the software wrote it.
     """
@@ -112,7 +113,8 @@ def read_identity(directory: Path) -> LogIdentity | None:
         identity = msgspec.json.decode(data, type=LogIdentity)
     except UNREADABLE:
         return None
-    return identity if identity.lives else None
+    logs = (identity.log, *identity.ancestors)
+    return identity if identity.lives and are_of(segment_files(directory), logs, identity.spec) else None
 
 
 def identity_of(directory: Path) -> LogIdentity:

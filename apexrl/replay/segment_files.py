@@ -15,6 +15,7 @@ from typing import NamedTuple
 from apexrl.errors import ConfigError, fault_of
 from apexrl.files import open_regular, read_whole
 from apexrl.replay.segment import Entry, Scan, SegmentHeader, read_header, scan
+from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,13 @@ def segment_files(directory: Path) -> list[SegmentFile]:
     """
     files = [file for path in directory.glob(SEGMENT_PATTERN) if (file := _segment_file(path)) is not None]
     return sorted(files, key=lambda file: (file.first_number, file.is_in_place, file.path.name))
+
+
+def are_of(files: Iterable[SegmentFile], logs: Collection[str], spec: StreamSpec) -> bool:
+    """Returns whether files are of some logs with a spec, as far as their headers tell, which have checksums."""
+    headers = [file.header for file in files if file.header is not None]
+    own = [header for header in headers if header.log in logs]
+    return not headers or (bool(own) and all(header.spec == spec for header in own))
 
 
 def strays(directory: Path) -> list[Path]:

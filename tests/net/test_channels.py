@@ -314,6 +314,19 @@ def test_evaluations_that_nobody_takes_are_bounded(metrics):
     assert metrics.dropped == {"crowded": 2}
 
 
+def test_evaluations_come_no_faster_than_a_disk_bears(metrics, now):
+    """Each is written there, whoever tells it."""
+
+    def taken(count):
+        for _ in range(count):
+            metrics.take(GAMES)
+        return len(metrics.evaluations())
+
+    assert sum(taken(4) for _ in range(10)) == channel.EVALUATIONS_AT_ONCE
+    now[0] += 3.0
+    assert sum(taken(4) for _ in range(10)) == 3 * channel.EVALUATIONS_PER_SECOND
+
+
 def test_checksums_of_old_versions_are_forgotten(metrics):
     metrics.take(GAMES)
     for version in range(6, 6 + channel.MAX_VERSIONS):

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from apexrl.errors import ConfigError
-from apexrl.net import wire
+from apexrl.net import served_log, wire
 from apexrl.net.service import PEER_TIMEOUT_SECONDS, ReplayService
 from apexrl.replay.journal import IDENTITY_FILE, new_identity
 from tests.net.peers import Peers, block_of, insert_of, name_of, only
@@ -74,6 +74,18 @@ def test_a_log_with_an_unroll_keeps_its_stream_and_the_refusal_says_the_way_out(
     directory = peers.journal_dir
     way_out = "again" if directory is None else f"with another --journal-dir than {directory}"
     assert not advances or f"a log of yours begins when the server is started {way_out}" in refused.reason
+
+
+def test_a_stream_whose_tables_fit_into_no_memory_is_refused(spec, monkeypatch):
+    """Rows of priorities have eight columns, so unrolls of one step take eight times as much as they need."""
+    monkeypatch.setattr(served_log, "free_memory_bytes", lambda: 50e6)
+    peers = Peers(spec, capacity=10**6)
+    peers.hello(b"long")
+    assert only(peers.heard(b"long"), wire.Welcome)
+    peers.say("actor", b"long", wire.Goodbye())
+    peers.hello(b"short", spec=msgspec.structs.replace(spec, unroll_starts=1, overlap_steps=0))
+    (refused,) = only(peers.heard(b"short"), wire.Refused)
+    assert "--capacity 1,000,000 does not fit for Known-v0: the tables take 0.1 GB, and 0.1 GB are" in refused.reason
 
 
 def test_a_greeting_that_cannot_be_served_changes_nothing(peers, spec, other):

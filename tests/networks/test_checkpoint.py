@@ -1,13 +1,17 @@
+import contextlib
+import json
 import pickle
+import struct
 
 import msgspec
 import pytest
 import torch
 
-from apexrl.errors import ConfigError
+from apexrl.errors import ConfigError, WireError
 from apexrl.networks.checkpoint import load_checkpoint, save_checkpoint
 from apexrl.networks.config import DuelingConfig, to_text
-from apexrl.networks.headers import CheckpointHeader, Counters, Identity, copy_checkpoint, load_header
+from apexrl.networks.headers import CheckpointHeader, Counters, Identity, ParametersHeader, copy_checkpoint, load_header
+from apexrl.networks.parameters import decode_parameters, encode_parameters
 
 NETWORK = to_text(DuelingConfig((1, 2, 3), 4))
 
@@ -46,6 +50,28 @@ def test_a_file_cut_short_is_named(tmp_path, spec):
     path.write_bytes(path.read_bytes()[:-50])
     with pytest.raises(ConfigError, match=r"c\.safetensors"):
         load_checkpoint(path)
+
+
+@pytest.mark.parametrize("shape", [[2**63, 0], [0, 2**62, 8]])
+def test_a_shape_that_no_tensor_has_is_named(tmp_path, spec, shape):
+    save_checkpoint(tmp_path / "c", CheckpointHeader(spec, "apex-dqn", "{}", Counters()), {"x": torch.zeros(2)})
+    (tmp_path / "c").write_bytes(with_a_shape((tmp_path / "c").read_bytes(), "F32", shape))
+    with pytest.raises(ConfigError, match="is no checkpoint of ours") if shape[0] else contextlib.nullcontext():
+        load_checkpoint(tmp_path / "c")
+    encoded = encode_parameters(ParametersHeader(1, spec, "apex-dqn", "{}"), {"x": torch.zeros(2)})
+    (length,) = struct.unpack_from("<I", encoded)
+    with pytest.raises(WireError, match="malformed parameters"):
+        decode_parameters(encoded[: 4 + length] + with_a_shape(encoded[4 + length :], "F16", shape))
+
+
+def with_a_shape(data, dtype, shape):
+    """A file of safetensors with one more tensor, which is empty."""
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    end = len(data) - 8 - length
+    header["odd"] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end]}
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data[8 + length :]
 
 
 def test_a_configuration_that_no_header_holds_is_refused(spec):

@@ -1,10 +1,11 @@
+import json
 import os
 
 import pytest
 
 from apexrl.errors import ConfigError
 from apexrl.replay import journal as journals
-from apexrl.replay.journal import IDENTITY_FILE, Journal, new_identity
+from apexrl.replay.journal import IDENTITY_FILE, Journal, identity_of, new_identity
 from apexrl.replay.recovery import recover
 from apexrl.replay.segment import FORMAT, pack, pack_header, scan
 from tests.replay.failing_disk import FailingDisk
@@ -145,6 +146,22 @@ def test_a_lost_log_file_costs_no_unroll_but_the_identity(journal, spec, tmp_pat
     again = recover(tmp_path)
     assert (again.identity.log, again.identity.lives) == (recovered.identity.log, (0, 4, 5))
     assert again.entries == entries(range(5))
+
+
+@pytest.mark.parametrize("field", ["unroll_starts", "log"])
+def test_a_log_file_that_is_not_that_of_the_headers_costs_no_unroll(journal, spec, tmp_path, field):
+    """It has no checksum, and they have. One wrong character in it had all unrolls rejected, and deleted."""
+    fill(journal, range(4))
+    path = tmp_path / IDENTITY_FILE
+    found = json.loads(path.read_bytes())
+    if field == "log":
+        found["log"] = found["log"][:-1] + ("0" if found["log"][-1] != "0" else "1")
+    else:
+        found["spec"][field] += 1
+    path.write_text(json.dumps(found))
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(4)) and recovered.identity.spec == spec
+    assert identity_of(tmp_path).spec == spec and len(list(tmp_path.glob("log.json*.damaged"))) == 1
 
 
 def test_the_journal_of_a_newer_version_is_refused(journal, tmp_path):

@@ -17,6 +17,7 @@ from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import custom_scalars, hparams, text
 
+from apexrl.clocks import Allowance
 from apexrl.learning.record.metric_texts import text_of
 from apexrl.lines import Repeats, printable
 
@@ -49,24 +50,6 @@ CHARTS = {
         "samples per insert": ["Multiline", ["replay/samples_per_insert"]],
     }
 }
-
-
-class Allowance:
-    """So many bytes at once, and so many a second after that. One owner."""
-
-    def __init__(self, at_once: float, per_second: float, clock: Callable[[], float] = time.monotonic):
-        self._at_once, self._per_second, self._clock = at_once, per_second, clock
-        self._left, self._then = at_once, clock()
-
-    def takes(self, num_bytes: int) -> bool:
-        """Takes bytes off what is left; returns False where it is less."""
-        now = self._clock()
-        self._left = min(self._left + (now - self._then) * self._per_second, self._at_once)
-        self._then = now
-        if num_bytes > self._left:
-            return False
-        self._left -= num_bytes
-        return True
 
 
 class EventFile:

@@ -3,8 +3,9 @@ import struct
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from apexrl.clocks import Allowance
 from apexrl.learning.record import event_file
-from apexrl.learning.record.event_file import OVERVIEW, Allowance, EventFile
+from apexrl.learning.record.event_file import OVERVIEW, EventFile
 from apexrl.learning.record.metric_texts import TEXTS, text_of
 from tests.full_disk import full_disk
 
