@@ -139,10 +139,9 @@ class Registry:
         self._reports.pop(group, None)
 
     def _watch(self) -> None:
-        while True:
+        while self.silence() <= self._patience_seconds or self._living():
             time.sleep(BEAT_SECONDS)
-            if self.silence() > self._patience_seconds and not self._living():
-                clean_up(self._run)
+        clean_up(self._run)
 
     def _living(self) -> list[Report]:
         now = time.monotonic()
