@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 FIRST_STEPS = 256  # each of which runs apart: most code changes its process when it is first used
-NEVER = (ApexError, ImportError, TypeError)  # causes that make an environment impossible: arguments and packages
 LOOKED_STEPS = 16  # of further ones, one in so many: to run apart costs several microseconds
+NEVER = (ApexError, ImportError, TypeError)  # causes that make an environment impossible: arguments and packages
 
 
 class ForeignEnvironment:

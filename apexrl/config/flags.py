@@ -116,7 +116,7 @@ class Asked(NamedTuple, Generic[C]):
         check_ranges(command)
         given = frozenset(name_of(flag) for flag, _ in flags_in(words))
         values, usual = values_of(command), values_of(default)
-        if empty := [name for name in given & values.keys() if values[name] == "" != usual[name]]:
+        if empty := sorted(name for name in given & values.keys() if values[name] == "" != usual[name]):
             raise ConfigError(f"{flag_of(empty[0])} is empty: leave it out for {usual[empty[0]]!r}, or give a text")
         return cls(command, given, bool(HELP.intersection(arguments)), arguments)
 

@@ -58,7 +58,8 @@ class Watchdog:
                 return function(*arguments, **named)
         except (SystemExit, KeyboardInterrupt) as error:
             raise ApexError(
-                f"environment {self.env!r} ended its process in a {name} ({reason_of(error)}): it should end the "
+                f"environment {self.env!r} ended its process in {'' if name == MAKING else 'a '}{name} "
+                f"({reason_of(error)}): it should end the "
                 "episode, or raise an error"
             ) from error
 

@@ -75,12 +75,6 @@ class Held:
         """The unroll number [B] of each key."""
         return self.batch.sample.keys // self.items
 
-    @property
-    def unrolls(self) -> dict[int, EncodedUnroll]:
-        """The unrolls that came with it, by number."""
-        named = zip(np.unique(self.numbers).tolist(), self.batch.unrolls, strict=False)
-        return {number: unroll for number, unroll in named if unroll.block}
-
     def leave_out(self, keys: np.ndarray | None) -> None:
         """Takes keys [N], or all, out of the batch, and the unrolls that no other key names."""
         sample = self.batch.sample

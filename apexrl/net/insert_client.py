@@ -263,7 +263,7 @@ class InsertClient(Closing):
                 self._forget(message.stored_sequence)
                 if not self._welcome:  # else it answers an older greeting, and nothing was lost
                     self._welcome = True
-                    self._next_to_send = next(iter(self._unacknowledged), self._next_sequence)
+                    self._next_to_send, self._asked = next(iter(self._unacknowledged), self._next_sequence), -1
                 self._send_allowed()
             case wire.Acknowledge():
                 self.ladder_size = message.ladder_size

@@ -188,8 +188,7 @@ class ReplayClient(Closing):
     def delete(self, table: str, keys: ArrayLike, timeout_seconds: float) -> int:
         """Takes items [N] out of a table for ever; other tables and the log keep them. Any table may be named.
 
-        Keys that were handed out of an earlier log are ignored. Batches of this client that came already lose these
-        keys, so that one of the next may be smaller.
+        Keys that were handed out of an earlier log are ignored. Batches that came already lose these, and get smaller.
 
         Returns: how many could be drawn before. It is less where an answer was lost and the server asked again.
         Raises: ValueError when keys are no whole numbers from 0, PeerTimeout when the server does not answer in time,
@@ -272,9 +271,9 @@ class ReplayClient(Closing):
 
     def _drop_batches(self, table: str, keys: np.ndarray | None = None) -> None:
         """Takes all keys out of the batches that came, or keys [N] alone."""
-        for held in (*self._taken, *self._batches.get(table, ())):
-            if held.batch.table == table:
-                held.leave_out(keys)
+        taken = (held for held in self._taken if held.batch.table == table)
+        for held in (*taken, *self._batches.get(table, ())):
+            held.leave_out(keys)
         self._drop_empty(table)
 
     def _drop_empty(self, table: str) -> None:
@@ -294,12 +293,15 @@ class ReplayClient(Closing):
         return self._fetches[request]
 
     def _unrolls_of(self, held: Held, deadline: float) -> Steps[dict[int, EncodedUnroll]]:
-        """Fetches those that did not come with a batch."""
-        found = held.unrolls
-        if missing := [number for number in np.unique(held.numbers).tolist() if number not in found]:
+        """Returns the unrolls of a batch, and fetches those that did not come with it."""
+        named = np.unique(held.numbers).tolist()
+        found = {number: unroll for number, unroll in zip(named, held.batch.unrolls, strict=False) if unroll.block}
+        if missing := [number for number in named if number not in found]:
             held.fetch = held.fetch or self._begin_fetch(missing)
             found |= yield from self._getting(held.fetch, deadline)
-        return {number: found[number] for number in np.unique(held.numbers).tolist() if number in found}
+            left = np.unique(held.numbers).tolist()  # some may have been taken out meanwhile
+            found = {number: found[number] for number in left if number in found}
+        return found
 
     def _getting(self, fetch: Fetch, deadline: float) -> Steps[dict[int, EncodedUnroll]]:
         """Asks for what is missing, again only where no answer came for RESEND_SECONDS."""
@@ -394,7 +396,5 @@ class ReplayClient(Closing):
             fetch.begin_anew()
 
     def _late(self, what: str) -> PeerTimeout:
-        reason = self.waits_for or "its answer"
-        return PeerTimeout(
-            f"no {what} from the replay server at {self._client.connection.endpoint} in time: it waits for {reason}"
-        )
+        where, reason = self._client.connection.endpoint, self.waits_for or "its answer"
+        return PeerTimeout(f"no {what} from the replay server at {where} in time: it waits for {reason}")

@@ -17,6 +17,7 @@ from apexrl.net.records import ENV as RECORDS
 from apexrl.net.statistics import Vitals, metrics_of, peers_of
 from apexrl.replay.journal import Journal, Lock, new_identity
 from apexrl.replay.log import LogEntry
+from apexrl.replay.priority_index import row_bytes
 from apexrl.replay.recovery import recover
 from apexrl.replay.replay import RecoveredUnroll, Replay, ring_unrolls
 from apexrl.streams import difference
@@ -24,8 +25,7 @@ from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = 8  # of float64: a row of the priorities of an unroll is a multiple
-UNROLL_BYTES = 32  # of an unroll in the ring and in each table's books, beside its priorities
+UNROLL_BYTES = 32  # of an unroll in the ring and in its tables' books, beside its priorities
 OTHER_PORT = {
     "actor": "this is the port for actors (--actor-port): a learner or reader connects to --batch-port",
     "learner": "this is the port for learners and readers (--batch-port): an actor connects to --actor-port",
@@ -210,9 +210,8 @@ class ServedLog:
     def _check_memory(self, spec: StreamSpec) -> None:
         """Raises ConfigError when the tables take more memory than is free; they make all of it at their start."""
         tables = tables_of(self._config, spec.unroll_starts, spec.has_unroll_priorities).values()
-        columns = sum(-(-spec.num_priorities // COLUMNS) * COLUMNS for table in tables if table.kind == "priority")
-        num_unrolls = ring_unrolls(self._config.capacity, spec.unroll_starts)
-        if (needed := num_unrolls * (8 * columns + UNROLL_BYTES)) > (free := free_memory_bytes()):
+        each = UNROLL_BYTES + sum(row_bytes(spec.num_priorities) for table in tables if table.kind == "priority")
+        if (needed := each * ring_unrolls(self._config.capacity, spec.unroll_starts)) > (free := free_memory_bytes()):
             fault = f"the tables take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
             raise ConfigError(f"--capacity {self._config.capacity:,} does not fit for {spec.env}: {fault}")
 

@@ -56,8 +56,8 @@ def bind(
 ) -> str:
     """Binds to host:port (port 0: any free one) and returns the endpoint.
 
-    TCP notices dead links, and peers that read nothing for so long while something waits for them; they connect again.
-    So do the ZMTP heartbeats of the sockets that connect. A socket that binds sends none.
+    TCP notices dead links, and so do the ZMTP heartbeats of the sockets that connect. It also cuts off a peer that has
+    read nothing for UNREAD_SECONDS while something waits for it; ours connect again. A socket that binds sends none.
     libzmq 4.3.5 aborts the process when it has to send one to a peer that died while the queue from it was full.
 
     Args:

@@ -17,6 +17,15 @@ MAX_LINES = 1024  # that are summed up together: they fit in the cache, and BLAS
 _ONES = np.ones(EIGHT)
 
 
+def row_bytes(row_size: int) -> int:
+    """Returns the bytes that a row of an index takes: its columns, their sums, and its mark."""
+    return 8 * _num_columns(row_size) * (EIGHT + 1) // EIGHT + 1
+
+
+def _num_columns(row_size: int) -> int:
+    return -(-row_size // EIGHT) * EIGHT
+
+
 class PriorityIndex:
     """Keeps priorities of `num_rows` x `row_size` transitions; samples in proportion to them. Not thread-safe.
 
@@ -26,7 +35,7 @@ class PriorityIndex:
     def __init__(self, num_rows: int, row_size: int):
         """Starts with all priorities zero: nothing can be sampled yet."""
         num_groups = -(-num_rows // GROUP_ROWS)
-        self._rows = _Lines(num_rows, -(-row_size // EIGHT) * EIGHT)
+        self._rows = _Lines(num_rows, _num_columns(row_size))
         self._groups = _Lines(num_groups, GROUP_ROWS)
         self._row_size = row_size
         self._group_sums = np.zeros(num_groups)

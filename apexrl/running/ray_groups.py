@@ -139,9 +139,11 @@ class Registry:
         self._reports.pop(group, None)
 
     def _watch(self) -> None:
-        while self.silence() <= self._patience_seconds or self._living():
+        while True:
             time.sleep(BEAT_SECONDS)
-        clean_up(self._run)
+            if self.silence() > self._patience_seconds and not self._living():
+                with contextlib.suppress(ray.exceptions.RayError):  # the cluster does not answer now
+                    return clean_up(self._run)
 
     def _living(self) -> list[Report]:
         now = time.monotonic()
@@ -257,7 +259,8 @@ class Group:
                 return
             logger.error("the registry has not answered for %.0f s: the run ends here", self._patience_seconds)
             if self._report.stages_ended == NUM_STAGES:  # nobody else is there to give the place back
-                clean_up(self._run)
+                with contextlib.suppress(ray.exceptions.RayError):  # the next step tries it again
+                    clean_up(self._run)
             reply = Reply(NUM_STAGES, {})
         if reply.stage:
             self._end(reply.stage)

@@ -19,7 +19,7 @@ from apexrl.types import StreamSpec
 
 USED_WITHOUT_ACTORS = ("--capacity", "--priority-exponent", "--importance-exponent", "--tables")
 PRIORITIES = ("priority_exponent", "importance_exponent")
-OF_SERVERS = (  # where a run has a replay server of its own
+OF_SERVERS = (  # beside `ActingConfig`: of actors and of a replay server that are the run's own
     "actor_device", "shards", "journal_dir", "journal_flush_seconds", "journal_snapshot_seconds", "max_gb",
 )  # fmt: skip
 PERIODS = ("evaluation_period_updates", "checkpoint_period_updates")  # of a reproducible run

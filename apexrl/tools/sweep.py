@@ -5,6 +5,7 @@ cut off. A run that fails is named, and the others are made. At the end the comp
 of run.sh and win over the file's. docs/experiments.md describes the file.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -74,18 +76,18 @@ class Sweep:
             name = run.directory.name
             if self._stop.is_set() or self.is_complete(run):
                 continue
-            say(f"{number} of {len(self.runs)}: {name}, see {self._log(run)}", flush=True)
+            _tell(f"{number} of {len(self.runs)}: {name}, see {self._log(run)}")
             self._wait_until_free(run)
             if self._stop.is_set():
                 break
             began = time.monotonic()
             try:
                 self._make(run)
-                say(f"{name}: complete after {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
+                _tell(f"{name}: complete after {(time.monotonic() - began) / 60:.1f} minutes")
             except ApexError as error:
                 if not self._stop.is_set():
                     failed.append(name)
-                    say(f"{name} failed: {error}", file=sys.stderr, flush=True)
+                    _tell(f"{name} failed: {error}", file=sys.stderr)
         return failed
 
     def is_complete(self, run: SweepRun) -> bool:
@@ -105,7 +107,7 @@ class Sweep:
         removed = run.directory.with_name(f"{run.directory.name}.removed")
         shutil.rmtree(removed, ignore_errors=True)
         if run.has_begun and run.command.reproducible:
-            say(f"{run.directory} keeps no experience: it begins anew, and what it had is removed")
+            _tell(f"{run.directory} keeps no experience: it begins anew, and what it had is removed")
             with lock_run(str(run.directory)):
                 run.directory.rename(removed)  # at once: half of a run could neither be resumed nor made anew
         shutil.rmtree(removed, ignore_errors=True)
@@ -199,6 +201,12 @@ def compare_runs(file: SweepFile, runs: Iterable[SweepRun]) -> None:
         say(f"left out: {fault}", file=sys.stderr)
     if groups := {name: results for name, results in groups.items() if results}:
         write_comparison(groups, Path(file.directory) / COMPARISON, file.threshold, {})
+
+
+def _tell(text: str, file: TextIO | None = None) -> None:
+    """Prints how far the sweep is, which a full disk under its output does not end."""
+    with contextlib.suppress(OSError):
+        say(text, file=file, flush=True)
 
 
 def _totals(learning: LearningConfig) -> list[str]:

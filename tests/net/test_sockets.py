@@ -7,6 +7,7 @@ import zmq
 
 from apexrl.errors import ConfigError
 from apexrl.lifecycle import PERMANENT_STATUS, exit_status
+from apexrl.net import sockets
 from apexrl.net.connection import Connection
 from apexrl.net.sockets import CONNECT_SECONDS, address, bind, connect, make_socket, receive, send
 
@@ -29,6 +30,25 @@ def test_a_text_that_is_no_endpoint_is_refused_with_the_right_form(context, endp
     with pytest.raises(ConfigError, match="is no endpoint: give tcp://HOST:PORT") as fault:
         Connection(endpoint, context=context)
     assert exit_status(fault.value) == PERMANENT_STATUS
+
+
+def test_a_peer_that_never_reads_is_cut_off(context, monkeypatch):
+    """Else whatever waits for it would stay in memory for as long as it is there."""
+    monkeypatch.setattr(sockets, "UNREAD_SECONDS", 1)
+    server = make_socket(context, zmq.ROUTER)
+    monitor = server.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    host, port = bind(server, "127.0.0.1", 0).removeprefix("tcp://").split(":")
+    peer = make_socket(context, zmq.DEALER)
+    peer.rcvhwm, peer.rcvbuf = 1, 4096
+    connect(peer, f"tcp://{host}:{port}")
+    peer.send(b"I am here")
+    name, _ = server.recv_multipart()
+    for _ in range(500):
+        server.send_multipart([name, bytes(2**16)], zmq.NOBLOCK)
+    assert monitor.poll(120_000), "it is connected still"
+    server.disable_monitor()
+    for one in (monitor, peer, server):
+        one.close(linger=0)
 
 
 def has_ipv6():

@@ -1,5 +1,6 @@
 """A sweep: which runs it starts and resumes, alone and with real runs that are killed."""
 
+import contextlib
 import shutil
 import signal
 import sys
@@ -132,6 +133,14 @@ def test_a_reproducible_run_that_was_cut_off_starts_anew(tmp_path, launches, mak
     assert make(reproducible=True).run() == []
     assert launches.starts[0][1] == ["--max-seconds", "100.0", "--run-dir", str(tmp_path / "a-seed0")]
     assert not (tmp_path / "a-seed0" / "of-the-first-start").exists()
+
+
+def test_a_full_disk_under_the_output_ends_no_sweep(launches, make, monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert make().run() == [] and [name for name, _ in launches.starts] == ALL
+        with contextlib.suppress(OSError):
+            full.close()
 
 
 def test_a_reproducible_run_that_a_killed_sweep_left_half_removed_starts_anew(tmp_path, launches, make):
