@@ -93,6 +93,11 @@ class LearnerCommand(Command):
     run_dir: str = "runs/by-hand"
     """Directory of checkpoints and event files; a checkpoint found there is continued."""
 
+    @property
+    def team_size(self) -> int:
+        """Learners of all hosts together, which make each update."""
+        return self.learning.num_learners * self.learner_hosts
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfflineCommand(LearnerCommand):

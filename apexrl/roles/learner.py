@@ -23,8 +23,7 @@ def main(stop: Stop) -> None:
     if isinstance(command, OfflineCommand) and command.guest and command.from_journal:
         raise ConfigError("--guest and --from-journal begin differently: give one of them")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning thread would take the core from the actors
-    num_learners = command.learning.num_learners * command.learner_hosts
-    if num_learners > 1 and not is_rank(num_learners):
+    if command.team_size > 1 and not is_rank(command.team_size):
         from apexrl.running.learners import run_learners
 
         run_learners(command, stop)

@@ -9,6 +9,7 @@ from apexrl.config.flags import default_command
 from apexrl.config.sections import LearningConfig
 from apexrl.errors import ConfigError
 from apexrl.learning.devices import devices_of, is_rank
+from apexrl.learning.updates import team as teams
 from apexrl.learning.updates.team import join_team
 from apexrl.running.learners import _order
 
@@ -41,6 +42,27 @@ def test_a_learner_alone_has_the_device_that_is_named_for_it(monkeypatch):
     assert joined(device="cuda:1") == "cuda:1" and joined() == "auto"
     with pytest.raises(ConfigError, match="names 2 devices for 1 learners"):
         joined(learner_devices="cpu,cpu")
+
+
+def test_learners_of_a_team_compare_the_flags_that_make_their_updates(monkeypatch):
+    compared = {}
+
+    class Met:
+        def __init__(self, rank, size, device):
+            self.place = rank, size
+
+        def check_flags(self, values):
+            compared.update(values)
+
+    monkeypatch.setattr(teams, "Team", Met)
+    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    learning = LearningConfig(num_learners=2, device="cpu", total_frames=7)
+    command = dataclasses.replace(default_command(LearnerCommand), learning=learning, learner_hosts=2)
+    _, team = join_team(command)
+    assert team.place == (3, 4) and compared["total_frames"] == 7 and compared["agent"] == command.agent
+    assert compared.keys() >= {"batch_size", "gamma", "hidden_size", "learning_rate", "seed"}
+    assert not compared.keys() & {"learner_host_rank", "run_dir", "device", "learner_threads", "memory_gb", "bind_host"}
 
 
 @pytest.mark.parametrize(

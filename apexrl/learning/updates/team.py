@@ -12,8 +12,9 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import psutil
 import torch
@@ -22,7 +23,9 @@ from torch import Tensor
 
 from apexrl.agents.contract import LAST_BATCH
 from apexrl.config.commands import LearnerCommand
-from apexrl.errors import ApexError, PeerError
+from apexrl.config.fields import values_of
+from apexrl.config.words import flag_of, words_of
+from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.learning.devices import devices_of, is_rank
 from apexrl.networks.device import choose_device
 from apexrl.networks.headers import LEARNING
@@ -30,6 +33,8 @@ from apexrl.networks.headers import LEARNING
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 60.0  # for the other ranks, in each exchange
+EQUAL_SECTIONS = ("algorithm", "update", "network")  # whose flags make an update what it is
+EQUAL_FLAGS = ("seed", "normalize_observations", "scale_rewards", "total_frames", "total_updates")  # and the rates
 REASONS = ("", "replay_connection", "min_size", "actors", "priorities", "another reason")
 OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): where the way out leads
 OWN_STATE = LEARNING + LAST_BATCH  # begins the names of tensors that each rank has for itself
@@ -155,6 +160,16 @@ class Team:
                 "are at fault; the run can go on from its last checkpoint (--resume)"
             )
 
+    def check_flags(self, values: Mapping[str, Any]) -> None:
+        """Raises ConfigError on all ranks when those of another host were given other flags than the first one has."""
+        own = {name: " ".join(words_of(flag_of(name), value)) for name, value in values.items()}
+        first = msgspec.json.decode(self.share({}, msgspec.json.encode(own)), type=dict[str, str])
+        other = [f"{own[name]} for {first.get(name, 'none')}" for name in own if own[name] != first.get(name)]
+        ranks = np.flatnonzero(self.gather([len(other)])[:, 0]).tolist()
+        if ranks:
+            told = ", ".join(other) if other else f"learners {ranks} say which"
+            raise ConfigError(f"learners of one run need the same flags, and some differ from the first one's: {told}")
+
     def close(self) -> None:
         """Leaves the others."""
         self._group = None  # else its threads outlive it, and end the process with an abort
@@ -190,16 +205,22 @@ def who_is_late(standings: Sequence[RankStanding]) -> str:
 def join_team(command: LearnerCommand) -> tuple[LearnerCommand, Team]:
     """Returns the command of this process with its own device, and the team that `torchrun` made it a rank of.
 
-    Raises: ConfigError when there are too few devices, PeerError when the others do not come.
+    Raises: ConfigError when there are too few devices, or learners have other flags, PeerError when the others do not
+      come.
     """
-    num_learners, local_rank, local_size = command.learning.num_learners * command.learner_hosts, 0, 1
-    size = num_learners if is_rank(num_learners) else 1
+    size, local_rank, local_size = command.team_size if is_rank(command.team_size) else 1, 0, 1
     if size > 1:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
     device = devices_of(command.learning, local_size, torch.cuda.device_count())[local_rank]
     command = dataclasses.replace(command, learning=dataclasses.replace(command.learning, device=device))
-    return command, Team(int(os.environ["RANK"]), size, choose_device(device)) if size > 1 else Team()
+    if size == 1:
+        return command, Team()
+    team = Team(int(os.environ["RANK"]), size, choose_device(device))
+    values = values_of(command)
+    names = {"agent", *EQUAL_FLAGS, *(name for part in EQUAL_SECTIONS for name in values_of(getattr(command, part)))}
+    team.check_flags({name: values[name] for name in sorted(names)})
+    return command, team
 
 
 def interface_to(host: str) -> str:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from apexrl.config.commands import LearnerCommand
 from apexrl.config.flags import default_command
-from apexrl.errors import ApexError, PeerError
+from apexrl.errors import ApexError, ConfigError, PeerError
 from apexrl.learning.loop import make_updater
 from apexrl.learning.updates import team as teams
 from apexrl.learning.updates.team import RankStanding, Team, checksum
@@ -118,6 +118,21 @@ def test_networks_that_differ_end_the_run_and_are_named(free_ports):
     statuses, said = outcomes(3, free_ports(1)[0], "team.check_equal({'a': torch.ones(5) + 1e-6 * (team.rank == 2)})")
     assert statuses == [1, 1, 1]
     assert all(ApexError.__name__ in text and "learners [2] differ from that of learner 0" in text for text in said)
+
+
+def test_flags_that_differ_end_all_learners_and_are_named(free_ports):
+    statuses, said = outcomes(
+        3,
+        free_ports(1)[0],
+        """
+team.check_flags({"batch_size": 64, "double_q": True})
+team.check_flags({"batch_size": 64 + team.rank // 2, "double_q": team.rank < 2, "learning_rate": (1e-4, 0.0)})
+""",
+    )
+    assert statuses == [1, 1, 1]
+    assert all(ConfigError.__name__ in text and "learners of one run need the same flags" in text for text in said)
+    assert "the first one's: --batch-size 65 for --batch-size 64, --no-double-q for --double-q" in said[2]
+    assert all("the first one's: learners [2] say which" in text for text in said[:2])
 
 
 def test_a_learner_that_is_gone_is_said_to_the_others(free_ports):
