@@ -154,7 +154,7 @@ class LearnerLoop:
         standings: list[RankStanding] = []
         while not standings or not all(standing.has_draw for standing in standings):
             if replicas.spec is None and not stop.wait(BATCH_WAIT_SECONDS / 4):
-                waiter.check(replicas.waits_for)
+                waiter.check(replicas.waits_for, which=replicas.away)
             standings = self._team.agree(RankStanding(replicas.spec is not None, stops=stop.is_set()))
             if any(standing.stops for standing in standings):
                 return None
@@ -343,7 +343,7 @@ class LearnerLoop:
         waited = time.monotonic() - asked
         if waited > NOTED_WAIT_SECONDS:
             self._stopwatch.add(replicas.waits_for or "replay", waited)
-        waiter.check(replicas.waits_for, something_came=draw is not None)
+        waiter.check(replicas.waits_for, something_came=draw is not None, which=replicas.away)
         return draw
 
     def _speak(

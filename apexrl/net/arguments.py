@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from apexrl.casts import exactly
 from apexrl.errors import WireError
 from apexrl.net import wire
+from apexrl.sets import distinct
 from apexrl.types import Episode, UnrollHeader
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ def checked_numbers(numbers: Iterable[int]) -> list[int]:
 
     Raises: ValueError when one is no whole number from 0 to 2**53.
     """
-    found = np.unique(_whole(list(numbers), "unroll numbers"))
+    found = distinct(_whole(list(numbers), "unroll numbers"))
     if len(found) and found[-1] > MAX_NUMBER:
         raise ValueError(f"unroll number {found[-1]}: the largest is {MAX_NUMBER}")
     return [int(number) for number in found]

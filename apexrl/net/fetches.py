@@ -9,6 +9,7 @@ import numpy as np
 
 from apexrl.net import wire
 from apexrl.net.log_client import EncodedUnroll, LogBatch
+from apexrl.sets import are_in, distinct
 from apexrl.types import Sample, Unroll, UnrollHeader
 
 
@@ -75,12 +76,17 @@ class Held:
         """The unroll number [B] of each key."""
         return self.batch.sample.keys // self.items
 
+    @property
+    def named(self) -> list[int]:
+        """The number of each unroll that a key names, once, in rising order."""
+        return distinct(self.numbers).tolist()
+
     def leave_out(self, keys: np.ndarray | None) -> None:
         """Takes keys [N], or all, out of the batch, and the unrolls that no other key names."""
         sample = self.batch.sample
-        kept = np.zeros(len(sample.keys), bool) if keys is None else ~np.isin(sample.keys, keys)
+        kept = np.zeros(len(sample.keys), bool) if keys is None else ~are_in(sample.keys, distinct(keys))
         left = set(self.numbers[kept].tolist())
-        named = zip(np.unique(self.numbers).tolist(), self.batch.unrolls, strict=False)
+        named = zip(self.named, self.batch.unrolls, strict=False)
         unrolls = tuple(unroll for number, unroll in named if number in left)
         probabilities = sample.probabilities[kept] if len(sample.probabilities) else sample.probabilities
         rest = Sample(sample.keys[kept], probabilities, sample.weights[kept], sample.largest_weight)

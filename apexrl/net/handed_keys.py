@@ -4,6 +4,8 @@ from collections import deque
 
 import numpy as np
 
+from apexrl.sets import are_in, distinct
+
 REMEMBERED_KEYS = 2**20  # the newest ones that were handed out
 
 
@@ -21,14 +23,14 @@ class HandedKeys:
         self._num_keys += len(keys)
         while self._num_keys > REMEMBERED_KEYS and len(self._newest) > 1:
             self._num_keys -= len(self._newest.popleft())
-        if len(self._old):
-            self._old = np.setdiff1d(self._old, keys)
+        if (again := keys[are_in(keys, self._old)]).size:
+            self._old = np.delete(self._old, np.searchsorted(self._old, again))
 
     def begin_anew(self) -> None:
         """Another log begins: all keys that were handed out are old."""
         if self._newest:
-            self._old = np.unique(np.concatenate(self._newest))
+            self._old = distinct(np.concatenate(self._newest))
 
     def are_old(self, keys: np.ndarray) -> np.ndarray:
         """Returns [N] bool: which of these keys [N] are of an earlier log."""
-        return np.isin(keys, self._old)
+        return are_in(keys, self._old)

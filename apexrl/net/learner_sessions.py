@@ -17,6 +17,7 @@ from apexrl.net.outbox import Outbox
 from apexrl.net.protocols import agreed_protocol
 from apexrl.replay.log import LogEntry
 from apexrl.replay.replay import Replay
+from apexrl.sets import distinct
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ MAX_TRANSITIONS_AT_ONCE = 2**18  # in batches
 MAX_TRANSITIONS_IN_A_DRAW = 2**13  # of several batches of a learner that is alone in wanting some
 MAX_FETCHED_BYTES = 2**20  # at once; further answers wait for the other peers
 MAX_BATCH_BYTES = 2**23  # of the unrolls that come with a batch; their reader fetches others
+KEPT_ANSWERS = 256  # of a reader's deletes, which it sends again while it hears none
 BYTES_OF_ITEM = 64  # of unrolls, which take a turn as long as one more item
 
 
@@ -82,23 +84,17 @@ class TableSession:
 class LearnerSession:
     """The state of one learner at the server."""
 
-    learner: str
-    request: int
-    follows_log: bool
-    with_probabilities: bool
-    with_unrolls: bool
+    asked: wire.Subscribe
     tables: list[TableSession]
     next_number: int  # number of the unroll to send
     last_seen: float
     applied_number: int
-    protocol: int  # that both speak
-    log_name: wire.LogName  # as it said
     moved_seconds: float = -1e9  # when it last asked for more, or had applied more
     is_idle: bool = True  # it did neither yet, or not for long
     fetches: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # requests and numbers to answer
+    deleted: dict[int, wire.Deleted] = dataclasses.field(default_factory=dict)  # the newest answers, by request
     unapplied_bytes: int = 0
-    # Numbers and bytes of unrolls that were sent:
-    unapplied: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)
+    unapplied: deque[tuple[int, int]] = dataclasses.field(default_factory=deque)  # numbers and bytes of those sent
 
     def demand(self, message: wire.Demand, now: float) -> None:
         """Takes note of how far the replica is, and of the batches that may be sent."""
@@ -112,7 +108,7 @@ class LearnerSession:
 
     def has_all(self, replay: Replay) -> bool:
         """Returns whether it was sent every unroll that it wants, so that batches may follow."""
-        return not self.follows_log or self.next_number == replay.log.end_number
+        return not self.asked.follows_log or self.next_number == replay.log.end_number
 
     def is_starved(self, replay: Replay) -> bool:
         """Returns whether it cannot go on before actors do: one of its tables is used up, and has no batch now."""
@@ -148,11 +144,10 @@ class LearnerSessions:
         )
         start = min(max(message.next_number if continues else 0, log.first_number), log.end_number)
         tables = [TableSession(want.table, want.batch_size) for want in message.wants]
-        session = LearnerSession(
-            message.learner, message.request, message.follows_log, message.with_probabilities, message.with_unrolls,
-            tables, start, now, start, agreed_protocol(message), message.log_name,
-        )  # fmt: skip
-        if peer not in self.sessions:
+        session = LearnerSession(message, tables, start, now, start)
+        if (before := self.sessions.get(peer)) is not None:
+            session.deleted = before.deleted
+        else:
             logger.info("learner %s joined at unroll %d", message.learner, start)
         self.sessions[peer] = session
         self._fit_limiters()
@@ -176,7 +171,7 @@ class LearnerSessions:
                 self._update_priorities(session, message)
             case wire.Delete():
                 self._set_priorities()  # those that came before
-                self._outbox.send("learner", peer, self._deleted(message))
+                self._outbox.send("learner", peer, self._deleted(session, message))
             case wire.Fetch():
                 if len(session.fetches) + len(message.numbers) > wire.MAX_FETCH:
                     raise WireError(f"{wire.MAX_FETCH} unrolls are being fetched already")
@@ -198,7 +193,7 @@ class LearnerSessions:
         if not self.sessions:
             return False
         for peer, session in self.sessions.items():
-            if session.follows_log:
+            if session.asked.follows_log:
                 self._send_unrolls(peer, session)
             else:
                 session.next_number = self._replay.log.end_number
@@ -225,7 +220,7 @@ class LearnerSessions:
 
     def leave(self, peer: bytes) -> None:
         """Forgets a learner."""
-        logger.info("learner %s left", self.sessions.pop(peer).learner)
+        logger.info("learner %s left", self.sessions.pop(peer).asked.learner)
         self._fit_limiters()
 
     def _why_refuse(self, peer: bytes, wants: Sequence[wire.Want]) -> str:
@@ -349,12 +344,12 @@ class LearnerSessions:
         wanted = min(table.wanted, max(most // table.batch_size, 1))
         if wanted <= 0:
             return 0
-        drawn: dict[int, LogEntry] | None = {} if session.with_unrolls else None
+        drawn: dict[int, LogEntry] | None = {} if session.asked.with_unrolls else None
         samples = self._replay.samples(table.table, table.batch_size, wanted, drawn)
         num_bytes = 0
         for sample in samples:
             attachments = [] if drawn is None else _attached(drawn, self._replay.numbers_of(table.table, sample.keys))
-            probabilities = sample.probabilities.tobytes() if session.with_probabilities else b""
+            probabilities = sample.probabilities.tobytes() if session.asked.with_probabilities else b""
             keys, weights = sample.keys.tobytes(), sample.weights.tobytes()
             message = wire.Batch(
                 i, table.sent, session.next_number, keys, weights, sample.largest_weight, probabilities
@@ -366,23 +361,28 @@ class LearnerSessions:
             table.told_reason = ""
         return len(samples) * table.batch_size + num_bytes // BYTES_OF_ITEM
 
-    def _deleted(self, message: wire.Delete) -> wire.Deleted:
-        """Deletes what a message names, and returns the answer."""
-        if message.table not in self._replay.tables:
-            return wire.Deleted(message.request, 0, f"there is no table {message.table}, only {self._table_names()}")
-        keys = None if message.everything else wire.array_from(message.keys, np.int64)
-        return wire.Deleted(message.request, self._replay.delete(message.table, keys))
+    def _deleted(self, session: LearnerSession, message: wire.Delete) -> wire.Deleted:
+        """Deletes what a message names, and returns the answer; one that was sent again deletes nothing more."""
+        request, table, answers = message.request, message.table, session.deleted
+        if table not in self._replay.tables:
+            return wire.Deleted(request, 0, f"there is no table {table}, only {self._table_names()}")
+        if request not in answers:
+            keys = None if message.everything else wire.array_from(message.keys, np.int64)
+            answers[request] = wire.Deleted(request, self._replay.delete(table, keys))
+            if len(answers) > KEPT_ANSWERS:
+                del answers[next(iter(answers))]
+        return answers[request]
 
     def _table_names(self) -> str:
         return ", ".join(self._replay.tables)
 
     def _send_subscribed(self, peer: bytes, session: LearnerSession, continues: bool) -> None:
-        replay = self._replay
+        replay, asked = self._replay, session.asked
         message = wire.Subscribed(
-            session.request, replay.identity.log, replay.identity.life, continues, replay.spec, replay.ring_unrolls,
+            asked.request, replay.identity.log, replay.identity.life, continues, replay.spec, replay.ring_unrolls,
             session.next_number, tuple(table.sent for table in session.tables),
             tuple(replay.tables[table.table].granularity for table in session.tables),
-            session.protocol, session.log_name, replay.identity.ancestors,
+            agreed_protocol(asked), asked.log_name, replay.identity.ancestors,
         )  # fmt: skip
         self._outbox.send("learner", peer, message)
 
@@ -390,7 +390,7 @@ class LearnerSessions:
 def _attached(drawn: dict[int, LogEntry], numbers: np.ndarray) -> list[bytes]:
     """Returns the attachments of a batch whose keys name these unrolls."""
     attachments, num_bytes = [], 0
-    for number in np.unique(numbers).tolist():
+    for number in distinct(numbers).tolist():
         entry = drawn.get(number)
         if entry is None or num_bytes + entry.num_bytes > MAX_BATCH_BYTES:
             attachments += [b"", b""]

@@ -58,7 +58,7 @@ class OpenLog:
         for peer, learner in list(self.learners.sessions.items()):
             learner.is_idle = now - learner.moved_seconds > timeout_seconds
             if now - learner.last_seen > timeout_seconds:
-                logger.warning("learner %s was silent for %.0f s", learner.learner, timeout_seconds)
+                logger.warning("learner %s was silent for %.0f s", learner.asked.learner, timeout_seconds)
                 self.learners.leave(peer)
 
     async def try_journal(self, in_thread: Callable[..., Awaitable[Any]]) -> None:

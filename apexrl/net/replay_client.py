@@ -294,12 +294,12 @@ class ReplayClient(Closing):
 
     def _unrolls_of(self, held: Held, deadline: float) -> Steps[dict[int, EncodedUnroll]]:
         """Returns the unrolls of a batch, and fetches those that did not come with it."""
-        named = np.unique(held.numbers).tolist()
+        named = held.named
         found = {number: unroll for number, unroll in zip(named, held.batch.unrolls, strict=False) if unroll.block}
         if missing := [number for number in named if number not in found]:
             held.fetch = held.fetch or self._begin_fetch(missing)
             found |= yield from self._getting(held.fetch, deadline)
-            left = np.unique(held.numbers).tolist()  # some may have been taken out meanwhile
+            left = held.named  # some may have been taken out meanwhile
             found = {number: found[number] for number in left if number in found}
         return found
 

@@ -39,7 +39,7 @@ def metrics_of(open_log: OpenLog | None, vitals: Vitals, now: float) -> dict[str
     if open_log is None:
         return metrics
     replay = open_log.replay
-    followers = [session for session in open_log.learners.sessions.values() if session.follows_log]
+    followers = [session for session in open_log.learners.sessions.values() if session.asked.follows_log]
     metrics |= {
         "unrolls_not_applied": sum(replay.log.end_number - session.applied_number for session in followers),
         "journal_failed": float(bool(open_log.actors.journal_fault)),
@@ -81,7 +81,7 @@ def peers_of(open_log: OpenLog, now: float) -> tuple[wire.PeerStanding, ...]:
             for s in open_log.actors.sessions.values()
         ),
         *(
-            wire.PeerStanding("learner", s.learner, now - s.last_seen, _why_waiting(s.tables, open_log.replay))
+            wire.PeerStanding("learner", s.asked.learner, now - s.last_seen, _why_waiting(s.tables, open_log.replay))
             for s in open_log.learners.sessions.values()
         ),
     )

@@ -5,6 +5,7 @@ import numpy as np
 from apexrl.replay.limiter import Limiter
 from apexrl.replay.priority_index import PriorityIndex
 from apexrl.replay.table import TableState, resume, state_of
+from apexrl.sets import distinct
 from apexrl.types import Granularity, Sample
 
 
@@ -104,7 +105,7 @@ class PriorityTable:
         if keys is None:
             keys = np.arange(self._first_number * self._unroll_items, self._end_number * self._unroll_items)
         numbers = keys // self._unroll_items
-        held = np.unique(keys[(numbers >= self._first_number) & (numbers < self._end_number)])
+        held = distinct(keys[(numbers >= self._first_number) & (numbers < self._end_number)])
         rows, columns = held // self._unroll_items % self._ring_unrolls, held % self._unroll_items
         count = int((self._index.get(rows, columns) > 0).sum())
         self._index.set(rows, columns, np.zeros(len(held)))

@@ -16,6 +16,7 @@ from apexrl.replay.kinds import make_table
 from apexrl.replay.log import LogEntry, UnrollLog
 from apexrl.replay.snapshot import Snapshot, recover_snapshot
 from apexrl.replay.table import Table
+from apexrl.sets import distinct
 from apexrl.types import Sample
 
 logger = logging.getLogger(__name__)
@@ -258,7 +259,7 @@ class Replay:
         samples = self.tables[table].samples(batch_size, most)
         if drawn is not None:
             for sample in samples:
-                for number in np.unique(self.numbers_of(table, sample.keys)).tolist():
+                for number in distinct(self.numbers_of(table, sample.keys)).tolist():
                     if (entry := self.log.get(number)) is not None:
                         drawn[number] = entry
         if (counter := self._counters.get(table)) is not None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from apexrl.replay.limiter import Limiter
 from apexrl.replay.table import TableState, has_other_pace, resume, state_of
+from apexrl.sets import are_in, distinct
 from apexrl.types import Granularity, Sample
 
 ELITE_DRAWS = 20  # places, of which the worst is overwritten
@@ -90,7 +91,7 @@ class _UnrollTable:
 
     def _take_out(self, numbers: np.ndarray) -> None:
         """Takes unrolls out of those that can be drawn; it ignores numbers that are not held."""
-        numbers = np.unique(numbers)
+        numbers = distinct(numbers)
         numbers = numbers[(numbers >= self._oldest()) & (numbers < self._end_number)]
         places = np.searchsorted(self._missing, numbers)
         known = np.append(self._missing, -1)[places] == numbers
@@ -225,7 +226,8 @@ class LifoTable(_UnrollTable):
         return before - len(self._stack)
 
     def state(self) -> TableState:
-        left = np.setdiff1d(np.arange(self._first_number, self._end_number), np.array(self._stack, np.int64))
+        held = np.array(self._stack, np.int64) - self._first_number
+        left = np.delete(np.arange(self._first_number, self._end_number), held)
         return state_of(self.limiter, numbers=left.tobytes())
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
@@ -304,12 +306,12 @@ class EliteTable(_UnrollTable):
         if not len(kept) and end_number > first_number:
             raise ValueError("it is of a table that kept no unrolls, such as one of another kind")
         resume(self.limiter, state, self._size_from(max(end_number, self._first_number)))
-        held = (kept >= self._first_number) & (kept < end_number) & ~np.isin(kept, self._missing)
+        held = (kept >= self._first_number) & (kept < end_number) & ~are_in(kept, self._missing)
         self._places.clear()
         for number, priority in zip(kept[held].tolist(), priorities[held].tolist(), strict=True):
             self._put(number, priority)
         newer = np.arange(max(end_number, self._first_number), self._end_number)
-        for number in newer[~np.isin(newer, self._missing)].tolist():
+        for number in newer[~are_in(newer, self._missing)].tolist():
             self._put(number)
 
     def _put(self, number: int, priority: float = 1.0) -> None:

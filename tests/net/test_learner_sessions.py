@@ -98,6 +98,25 @@ def test_a_learner_is_sent_only_so_many_bytes(peers, monkeypatch):
         assert [m.number for m in only(peers.heard(b"l"), wire.Append)] == [number]
 
 
+def test_a_delete_that_is_sent_again_is_answered_again_and_deletes_nothing_more(peers, monkeypatch):
+    monkeypatch.setattr("apexrl.net.learner_sessions.KEPT_ANSWERS", 2)
+    peers.hello(b"a", streams=10)
+    peers.store(b"a", 0)
+    peers.subscribe(b"l")
+
+    def deleted(request):
+        peers.say("learner", b"l", wire.Delete(request, TABLE, everything=True))
+        return only(peers.heard(b"l"), wire.Deleted)
+
+    assert deleted(1) == [wire.Deleted(1, 8)]
+    peers.store(b"a", 1)  # over the actors' port, whose messages overtake a late copy
+    assert deleted(1) == [wire.Deleted(1, 8)] and len(peers.log) == 2
+    peers.subscribe(b"l")  # after a broken connection
+    assert deleted(1) == [wire.Deleted(1, 8)]
+    assert deleted(2) == [wire.Deleted(2, 8)] and deleted(3) == [wire.Deleted(3, 0)]
+    assert deleted(1) == [wire.Deleted(1, 0)]  # so many are remembered
+
+
 def test_a_learner_that_comes_back_asks_for_what_it_lacks(peers):
     peers.hello(b"a", streams=8)
     for sequence in range(10):

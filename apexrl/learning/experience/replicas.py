@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.experience.replica import DrawQueue, Replica
+from apexrl.learning.waiter import ABSENT
 from apexrl.types import Episode, LogPosition, StreamSpec
 
 
@@ -42,9 +43,20 @@ class Replicas:
 
     @property
     def waits_for(self) -> str:
-        """Why there is no draw: the reasons of the shards, each once; empty when one of them has none."""
+        """Why there is no draw: the reasons of the shards, each once; empty when one of them has none.
+
+        A shard that is away is the reason, also where others give draws: for how long, the patience says.
+        """
         reasons = [replica.waits_for for replica in self]
+        if ABSENT in reasons:
+            return ABSENT
         return " ".join(dict.fromkeys(reasons)) if all(reasons) else ""
+
+    @property
+    def away(self) -> str:
+        """Which servers are away, in words, where they are not all of them."""
+        shards = [shard for shard, replica in self._replicas.items() if replica.waits_for == ABSENT]
+        return f" of shard {' and '.join(map(str, shards))}" if 0 < len(shards) < len(self._replicas) else ""
 
     @property
     def counted(self) -> dict[int, LogPosition]:

@@ -3,10 +3,12 @@
 import msgspec
 import pytest
 
-from apexrl.errors import ConfigError
+from apexrl.errors import ConfigError, PeerTimeout
 from apexrl.learning.experience.draw import Draw, DrawQueue
 from apexrl.learning.experience.replicas import Replicas
+from apexrl.learning.waiter import Waiter
 from apexrl.types import LogPosition
+from tests.test_clocks import turn
 
 
 class OneReplica:
@@ -53,6 +55,31 @@ def test_what_is_known_of_all_logs(spec):
 def test_a_learner_waits_while_all_its_shards_do(spec, waits, expected):
     ones = [OneReplica(shard, spec, reason) for shard, reason in enumerate(waits)]
     assert Replicas(ones, DrawQueue()).waits_for == expected
+
+
+@pytest.mark.parametrize(
+    ("waits", "which"),
+    [(("", "replay_connection", ""), " of shard 1"), (("actors", "replay_connection", "min_size"), " of shard 1"),
+     (("replay_connection", "", "replay_connection"), " of shard 0 and 2"), (("replay_connection",) * 3, ""),
+     (("replay_connection",), "")],
+)  # fmt: skip
+def test_a_shard_that_is_away_ends_the_wait_also_where_the_others_give_draws(spec, monkeypatch, waits, which):
+    replicas = Replicas([OneReplica(shard, spec, reason) for shard, reason in enumerate(waits)], DrawQueue())
+    waiter = Waiter(3.0)
+    with pytest.raises(PeerTimeout, match=f"the replay server{which} was away for 3 s"):
+        for _ in range(9):
+            turn(monkeypatch, 1.0)
+            waiter.check(replicas.waits_for, something_came=True, which=replicas.away)
+
+
+def test_a_shard_that_is_away_for_long_is_said_beside_draws(spec, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    replicas = Replicas([OneReplica(0, spec), OneReplica(1, spec, "replay_connection")], DrawQueue())
+    waiter = Waiter(60.0)
+    for _ in range(12):
+        turn(monkeypatch, 1.0)
+        waiter.check(replicas.waits_for, something_came=True, which=replicas.away)
+    assert caplog.messages == ["waiting for replay_connection of shard 1"]
 
 
 def test_shards_that_hold_other_streams_are_refused(spec):
