@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from apexrl.config.sections import ReplayConfig
@@ -9,7 +10,7 @@ from apexrl.config.tables import tables_of
 from apexrl.errors import ConfigError, JournalError, WireError
 from apexrl.memory import free_memory_bytes
 from apexrl.net import wire
-from apexrl.net.insert_checks import checked_arrays, why_impossible
+from apexrl.net.insert_checks import insert_arrays, why_impossible
 from apexrl.net.open_log import Advanced, OpenLog
 from apexrl.net.outbox import Outbox
 from apexrl.net.protocols import why_other_protocol
@@ -19,12 +20,14 @@ from apexrl.replay.journal import Journal, Lock, new_identity
 from apexrl.replay.log import LogEntry
 from apexrl.replay.priority_index import row_bytes
 from apexrl.replay.recovery import recover
-from apexrl.replay.replay import RecoveredUnroll, Replay, ring_unrolls
+from apexrl.replay.replay import RecoveredUnroll, Replay, max_bytes_of, ring_unrolls
+from apexrl.replay.segment import Entry
 from apexrl.streams import difference
 from apexrl.types import StreamSpec
 
 logger = logging.getLogger(__name__)
 
+RECOVERED_AT_ONCE = 4096  # unrolls of a journal whose numbers are checked together
 UNROLL_BYTES = 32  # of an unroll in the ring and in its tables' books, beside its priorities
 OTHER_PORT = {
     "actor": "this is the port for actors (--actor-port): a learner or reader connects to --batch-port",
@@ -145,7 +148,7 @@ class ServedLog:
         return metrics_of(self.open_log, self.vitals, now)
 
     def _recover(self, directory: Path, now: float) -> None:
-        recovered = recover(directory)
+        recovered = recover(directory, self._config.capacity, max_bytes_of(self._config))
         if recovered is None:
             return
         identity = recovered.identity
@@ -162,16 +165,8 @@ class ServedLog:
         journal = Journal(directory, identity, self._config.journal_flush_seconds == 0)
         replay = Replay(self._config, identity, self._seed, journal)
         open_log, unrolls = OpenLog(replay, self._outbox), []
-        for number, message, block in recovered.entries:
-            try:
-                insert = wire.decode_insert(message)
-                open_log.actors.recover(insert.actor, insert.sequence)
-                priorities, valid = checked_arrays(insert, open_log.sizes)
-            except WireError as error:
-                logger.error("unroll %d in %s is not used: %s", number, directory, error)
-                continue
-            entry = LogEntry(message, block, int(valid.sum()), now)
-            unrolls.append(RecoveredUnroll(number, entry, priorities, valid))
+        for start in range(0, len(recovered.entries), RECOVERED_AT_ONCE):
+            unrolls += _recovered(recovered.entries[start : start + RECOVERED_AT_ONCE], open_log, directory, now)
         if recovered.entries and not unrolls:  # which would delete them
             count = len(recovered.entries)
             raise ConfigError(f"--journal-dir {directory}: none of its {count} unrolls can be used: move it away")
@@ -226,6 +221,32 @@ class ServedLog:
         if self._journal_dir is None:
             return "a log of yours begins when the server is started again"
         return f"a log of yours begins when the server is started with another --journal-dir than {self._journal_dir}"
+
+
+def _recovered(entries: Sequence[Entry], open_log: OpenLog, directory: Path, now: float) -> list[RecoveredUnroll]:
+    """Returns the unrolls of a journal that can be used, and tells their actors' conversations which it holds."""
+    decoded: list[tuple[Entry, wire.Insert]] = []
+    faults: dict[int, str] = {}
+    for entry in entries:
+        try:
+            insert = wire.decode_insert(entry.message)
+            open_log.actors.recover(insert.actor, insert.sequence)
+            faults[entry.number] = open_log.sizes.why_wrong(insert)
+        except WireError as error:
+            faults[entry.number] = str(error)
+        if not faults[entry.number]:
+            decoded.append((entry, insert))
+    arrays = insert_arrays([insert for _, insert in decoded], open_log.sizes)
+    faults |= {decoded[i][0].number: fault for i, fault in arrays.faults.items()}
+    for number, fault in faults.items():
+        if fault:
+            logger.error("unroll %d in %s is not used: %s", number, directory, fault)
+    rows = zip(decoded, arrays.priorities, arrays.valid, arrays.valid.sum(axis=1).tolist(), strict=True)
+    return [
+        RecoveredUnroll(number, LogEntry(message, block, transitions, now), priorities, valid)
+        for ((number, message, block), _), priorities, valid, transitions in rows
+        if not faults[number]
+    ]
 
 
 def why_refuse(spec: StreamSpec, held: StreamSpec | None) -> str:

@@ -2,8 +2,10 @@
 
 import itertools
 import logging
+import math
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -35,13 +37,16 @@ class Recovered(NamedTuple):
     end_number: int
 
 
-def recover(directory: Path) -> Recovered | None:
+def recover(directory: Path, capacity: int = sys.maxsize, max_bytes: float = math.inf) -> Recovered | None:
     """Reads a journal and mends it: truncates an incomplete last record, keeps damaged files as `*.damaged`.
 
     Needs the `Lock`. The identity that it returns begins the next life of the server; the first append writes it down.
     Each file of the log gets the name that its header says. A file that has a server's name and is none of the log's is
     kept as `*.aside`. So is another one of unrolls that a file in its place holds, such as a copy.
 
+    Args:
+      capacity, max_bytes: of the newest unrolls, by their starts and their bytes. Once these are read, files that are
+        older stay as they are, unread.
     Returns: None when the directory holds no journal.
     Raises: ConfigError when another version wrote it, or when no file says which log it is; OSError when it cannot be
       mended.
@@ -51,11 +56,18 @@ def recover(directory: Path) -> Recovered | None:
         return None
     _put_in_place(directory, identity)
     files = files_of(directory, identity)
-    scans, ends = list(read_segments(files)), ends_of(files)
+    scans, ends, num_bytes = list[tuple[SegmentFile, Scan]](), ends_of(files), 0
+    most_unrolls = -(-capacity // identity.spec.unroll_starts)
     held: dict[int, tuple[Entry, SegmentFile]] = {}
+    for file, found in read_segments(reversed(files)):
+        scans.append((file, found))
+        for entry in reversed(found.entries):
+            if entry.number < ends[file.path] and entry.number not in held:
+                held[entry.number] = entry, file
+                num_bytes += len(entry.message) + len(entry.block)
+        if held and (file.first_number <= max(held) + 1 - most_unrolls or num_bytes >= max_bytes):
+            break
     for file, found in scans:
-        held |= {entry.number: (entry, file) for entry in found.entries if entry.number < ends[file.path]}
-    for file, found in reversed(scans):
         used = [entry for entry in found.entries if held.get(entry.number) == (entry, file)]
         if not found.entries and not found.damages:
             file.path.unlink()

@@ -1,5 +1,6 @@
 """One replay: the log, its journal, the tables that sample it, and the limiters between inserts and samples."""
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from apexrl.types import Sample
 
 logger = logging.getLogger(__name__)
 
+AT_ONCE = 4096  # unrolls that a restored table takes
 ROOM_BATCHES = 2  # that a bound of bytes should hold, where it held less than one
 
 
@@ -47,7 +49,7 @@ class Replay:
         self.spec = spec
         self.soft_unrolls = -(-config.capacity // spec.unroll_starts)
         self.ring_unrolls = ring_unrolls(config.capacity, spec.unroll_starts)
-        self.max_bytes = max(round(config.max_gb * 1e9), 1) if config.max_gb else math.inf
+        self.max_bytes = max_bytes_of(config)
         self.log = UnrollLog(self.ring_unrolls)
         self.journal = journal
         self.num_batches = 0
@@ -136,11 +138,14 @@ class Replay:
         """
         first = max(end_number - self.soft_unrolls, 0)
         unrolls = [item for item in unrolls if item.number >= first]
-        for item in unrolls:
-            self.skip_to(item.number)
-            self.log.append(item.entry)
+        for _, together in itertools.groupby(enumerate(unrolls), key=lambda i: (i[1].number - i[0], i[0] // AT_ONCE)):
+            run = [item for _, item in together]  # without a gap
+            self.skip_to(run[0].number)
+            for item in run:
+                self.log.append(item.entry)
+            priorities, valid = np.stack([item.priorities for item in run]), np.stack([item.valid for item in run])
             for table in self.tables.values():
-                table.insert(item.number, item.priorities[None], item.valid[None])
+                table.insert(run[0].number, priorities, valid)
         self.skip_to(end_number)
         snapshot = recover_snapshot(directory / SNAPSHOT_FILE, self.identity.log)
         # Unrolls that a power cut took after the snapshot may have lost their numbers to other unrolls.
@@ -300,6 +305,11 @@ class Replay:
                 counter.evict(number)
         if self.journal is not None:
             self.journal.forget_before(self.log.first_number)
+
+
+def max_bytes_of(config: ReplayConfig) -> float:
+    """Returns the bound of the bytes that a log holds."""
+    return max(round(config.max_gb * 1e9), 1) if config.max_gb else math.inf
 
 
 def ring_unrolls(capacity: int, unroll_starts: int) -> int:

@@ -3,6 +3,8 @@
 from apexrl.replay.journal import Journal, new_identity
 from apexrl.replay.recovery import recover
 from apexrl.replay.replay import Replay
+from apexrl.replay.segment_files import SegmentFile
+from tests.net.peers import Peers
 from tests.replay.test_replay import ALL_TABLES, TABLE, config_of, insert, make_replay, recovered
 
 
@@ -29,6 +31,23 @@ def test_bytes_bound_the_log_and_its_journal_too(spec, tmp_path):
     tiny = make_replay(spec, max_gb=1e-9)
     insert(tiny, count=3)
     assert len(tiny.log) == 1 and tiny.log.first_number == 2  # the newest stays, however large it is
+
+
+def test_a_server_with_less_room_reads_no_more_than_it_keeps(spec, tmp_path, monkeypatch):
+    scan, read = SegmentFile.scan, []
+    monkeypatch.setattr(SegmentFile, "scan", lambda file: read.append(file.path) or scan(file))
+    monkeypatch.setattr(Journal.__init__, "__defaults__", (False, 2_000))  # the size of a file
+    peers = Peers(spec, tmp_path)
+    peers.hello(b"a", streams=200)
+    for sequence in range(200):
+        peers.store(b"a", sequence)
+    for changes, held in (({"capacity": 8 * 50}, 50), ({"max_gb": 12.5 * peers.log.num_bytes / 200e9}, 12)):
+        read.clear()
+        peers.restart(**changes)
+        numbers = range(peers.log.first_number, peers.log.end_number)
+        assert numbers == range(200 - held, 200) and all(peers.log.get(number) for number in numbers)
+        assert 0 < len(set(read)) < 200 // 8
+        assert len(list(tmp_path.glob("unrolls-*.log"))) <= len(set(read)) + 1
 
 
 def test_a_bound_of_bytes_that_holds_no_batch_names_its_flag_and_a_value_that_does(spec):

@@ -107,6 +107,19 @@ def killed_after(steps, function):
     return call
 
 
+@pytest.mark.parametrize(("bounds", "wanted"), [((8 * 5,), 5), ((8 * 5 - 7,), 5), ((10**6, 150), 5), ((1, 1), 1)])
+def test_files_that_are_older_than_what_is_wanted_stay_unread(journal_of_files, tmp_path, bounds, wanted):
+    """An unroll has 8 starts, and about 30 bytes."""
+    fill(journal_of_files, range(40))
+    oldest = min(tmp_path.glob("unrolls-*.log"))
+    oldest.write_bytes(oldest.read_bytes()[:-3])
+    found = recover(tmp_path, *bounds)
+    assert wanted <= len(found.entries) < wanted + 8 and found.end_number == 40
+    assert found.entries == entries(range(40 - len(found.entries), 40))
+    assert oldest.exists() and not list(tmp_path.glob("*.damaged"))
+    assert len(recover(tmp_path).entries) == 39 and list(tmp_path.glob("*.damaged"))
+
+
 def test_numbers_that_an_actor_made_up_move_no_others(spec, tmp_path):
     """Its record was torn, and its block looks like records: one in the place of its own, and one far away."""
     for forged in (1, 2, 7, 10**12, 2**64 - 2):
