@@ -7,14 +7,17 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from apexrl.agents import impact
+from apexrl.agents import impact, sac
+from apexrl.agents.families import FAMILIES
 from apexrl.agents.impact_config import FAMILY, ImpactAlgorithm, ImpactUpdate
 from apexrl.agents.replaying.policy_targets import policies_of
 from apexrl.agents.replaying.unroll_batches import history_of
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.unroll_store import UnrollStore
 from apexrl.learning.updates.updater import Updater
+from apexrl.networks import hidden_linear
 from apexrl.networks.device_stream import DeviceStream
+from apexrl.networks.hidden_linear import HiddenLinear
 from apexrl.types import EnvironmentSpec
 from tests.agents.impala_parts import LSTM_SIZE, NETWORK, VECTORS, random_batches, slow_column
 from tests.devices import CPU
@@ -181,6 +184,19 @@ def test_actors_draw_within_the_bounds_log_the_moments_and_take_means_in_evaluat
     torch.testing.assert_close(log_probs[places], (expected + tail)[places], rtol=1e-4, atol=1e-4)
     exact, _ = acting.act(values, np.zeros(4000), np.random.default_rng(0))
     assert exact[0] == pytest.approx([1.0, 0.25])
+
+
+def test_its_densities_have_the_precision_of_those_that_actors_logged(monkeypatch):
+    """In bfloat16 a ratio on policy is not 1, and the less so the smaller the deviations are."""
+    monkeypatch.setattr(hidden_linear, "cpu_has_bfloat16", lambda: True)
+    network = dataclasses.replace(NETWORK, hidden_size=hidden_linear.LEAST_SIZE)
+    learner = impact.make_learner(ALGORITHM, network, UPDATE, FAMILY.stream(ALGORITHM, ARMS), CPU)
+    twin = FAMILIES["sac"]
+    stream = twin.stream(twin.algorithm, ARMS)
+    size = dataclasses.replace(twin.network, hidden_size=hidden_linear.LEAST_SIZE)
+    other = sac.make_learner(twin.algorithm, size, twin.update, stream, CPU)
+    of_both = [[m.is_fast for m in one.online.modules() if isinstance(m, HiddenLinear)] for one in (learner, other)]
+    assert of_both[0] and not any(of_both[0]) and of_both[1] and all(of_both[1])
 
 
 @pytest.mark.parametrize("mix", [("uniform@40=1",), ("queue=1/3", "uniform@40=2/3")], ids=str)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from apexrl.errors import ApexError
 from apexrl.networks.device import autocast_for, copied_dtype, lay_out
 from apexrl.networks.hidden_linear import HiddenLinear
 from apexrl.networks.parameters import why_no_parameters
+from apexrl.networks.recurrent import RecurrentNetwork
 
 
 class PlainLearner:
@@ -36,7 +38,9 @@ class PlainLearner:
         if fault := why_no_parameters(self.acting_tensors()):
             raise ApexError(f"`acting` names a part that actors cannot get: {fault}")
         if device.type == "cpu" and spec.action_bounds:  # other batches of vectors are small, and so are their products
-            for layer in self.online.modules():
+            # Those with logged densities are left out: in bfloat16 a ratio on policy would not be 1.
+            parts = (part.modules() for part in self.online.values() if not isinstance(part, RecurrentNetwork))
+            for layer in itertools.chain.from_iterable(parts):
                 if isinstance(layer, HiddenLinear):
                     layer.compute_fast()
         self.target = _copies_of(self.online, learning)
