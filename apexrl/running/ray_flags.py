@@ -12,7 +12,7 @@ from apexrl.config.sections import Range
 from apexrl.config.words import value_given
 from apexrl.errors import ConfigError
 
-PATH_FLAGS = ("--run-dir", "--resume", "--fork", "--journal-dir", "--record-dir", "--keys")
+PATH_FLAGS = ("--run-dir", "--resume", "--fork", "--journal-dir", "--record-dir", "--keys", "--mix-journal")
 WORDS = ("", "auto", "off")  # values of path flags that are no paths
 
 
@@ -48,7 +48,8 @@ def divided(arguments: Sequence[str]) -> tuple[RayConfig, list[str], int]:
         if name.startswith("--ray-"):
             ray_flags += [name, value]
         elif name in PATH_FLAGS:
-            run_flags += [name, value if value in WORDS else str(Path(value).resolve())]
+            place, share, part = value.rpartition("=") if name == "--mix-journal" else (value, "", "")
+            run_flags += [name, value if place in WORDS else f"{Path(place).resolve()}{share}{part}"]
         else:
             workers = value
             run_flags += [name, value] if value != "auto" else []

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL, LOCK_FILE, OWNER = "journal", "run.lock", "a run that goes on"
-RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE)
+RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE, "wandb.id", "mlflow.id")
 OF_ONE_START: Mapping[str, Any] = {
     "max_seconds": 0.0, "smoke": False, "from_scratch": False, "trust": False, "callback": (), "stop_at_return": None,
     "port_base": 0,

@@ -185,6 +185,9 @@ def test_paths_are_whole_where_they_are_paths():
     _, divided_flags, _ = divided(flags)
     assert divided_flags == ["--journal-dir", here[0], "--keys", here[1], "--record-dir", here[2]]
     assert divided(["--journal-dir", "off"])[1] == ["--journal-dir", "off"]
+    mix = f"{Path('a=b/journal').resolve()}=1/2"
+    assert divided(["--mix-journal", "a=b/journal=1/2"])[1] == ["--mix-journal", mix]
+    assert divided(["--mix-journal=1/2"])[1] == ["--mix-journal", "1/2"]  # the planner says what is missing
 
 
 def test_a_run_that_goes_on_keeps_its_agent(tmp_path, monkeypatch):

@@ -45,9 +45,11 @@ class Keeping(NamedTuple):
     ) -> "Keeping":
         """Returns the settings of a learner that follows so many logs; `known` as `RunMoments` takes it."""
         learning, make_rows = command.learning, getattr(implementation(family_of(command.agent)), "make_rows", no_rows)
+        stores = num_shards * learning.num_learners  # of this host; a store takes its memory as it fills
+        memory_gb = free_memory_bytes(learning.memory_gb) / 1e9 / stores if stores > 1 else learning.memory_gb
         is_normalized = learning.normalize_observations or learning.scale_rewards
         return cls(
-            wants_of(command), device_stream, learning.prefetch_batches, learning.memory_gb / num_shards,
+            wants_of(command), device_stream, learning.prefetch_batches, memory_gb,
             functools.partial(make_rows, command.algorithm, command.update),
             RunMoments(learning, command.algorithm.gamma, device_stream, known) if is_normalized else None,
         )  # fmt: skip
@@ -88,7 +90,7 @@ class Keeping(NamedTuple):
         free = free_memory_bytes(self.memory_gb)
         if needed > free:
             raise ConfigError(
-                f"the unroll store needs {needed / 1e9:.1f} GB in host memory, {free / 1e9:.1f} GB are free: "
+                f"the unroll store needs {needed / 1e9:.1f} GB in host memory, {free / 1e9:.1f} GB are free for it: "
                 "start the replay with a smaller --capacity"
             )
         return self._store_on(torch.device("cpu"), spec, ring_unrolls)

@@ -10,6 +10,8 @@ import torch
 import zstandard
 
 from apexrl.agents.contract import Transitions, Unrolls
+from apexrl.config.commands import LearnerCommand
+from apexrl.config.flags import default_command
 from apexrl.errors import ConfigError, PeerError, WireError
 from apexrl.learning.experience.decoder import Decoder
 from apexrl.learning.experience.keeping import Keeping
@@ -231,6 +233,19 @@ def test_frames_that_fit_nowhere_are_refused(monkeypatch, spec):
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)
     with pytest.raises(ConfigError, match="smaller --capacity"):
         follow(log_of(start("log", spec, 8, 0, False)))
+
+
+@pytest.mark.parametrize(
+    ("given", "learners", "shards", "each"), [(0, 1, 1, 0), (6, 1, 1, 6), (0, 1, 2, 4), (6, 1, 2, 3), (0, 2, 2, 2)]
+)
+def test_the_stores_of_a_host_share_its_memory(monkeypatch, given, learners, shards, each):
+    """Each takes it as it fills, so the first ones would leave too little for the others only hours later."""
+    monkeypatch.setattr("apexrl.memory._left_by_groups", lambda process: [8 * 10**9])
+    monkeypatch.setattr("psutil.virtual_memory", lambda: namedtuple("memory", "available")(9 * 10**9))
+    command = default_command(LearnerCommand)
+    learning = dataclasses.replace(command.learning, num_learners=learners, memory_gb=float(given))
+    stream = DeviceStream(torch.device("cpu"))
+    assert Keeping.of(dataclasses.replace(command, learning=learning), stream, shards).memory_gb == each
 
 
 def test_a_server_with_another_capacity_gets_another_store(spec, make_unroll):
