@@ -2,7 +2,7 @@
 # Runs everything on one machine: `bash run.sh` trains (flags: `bash run.sh --help`), `bash run.sh test` runs the tests,
 # `bash run.sh test --all` the long ones, too, and `bash run.sh COMMAND`, such as watch, is a command of apexrl.
 set -euo pipefail
-checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+checkout="$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"
 venv="${APEXRL_VENV:-$checkout/.venv}" # another place for a checkout that is read-only, or for several of them
 case "$venv" in /*) ;; *) venv="$PWD/$venv" ;; esac
 
@@ -33,7 +33,6 @@ make_environment() {
   find "$venv/" -mindepth 1 -maxdepth 1 ! -name "${mark##*/}" -exec rm -rf {} +
   "$python" -m venv "$venv" || { echo "run.sh: python's venv module is needed (Debian: apt install python3-venv)" >&2; exit 1; }
 }
-[ -x "$venv/bin/python" ] || make_environment
 
 # PyPI's torch for Linux brings gigabytes of CUDA. Without an NVIDIA GPU the one from PyTorch's index for CPUs is taken,
 # unless pip is told where to look for packages, or this machine does not reach the index.
@@ -54,7 +53,16 @@ choose_torch() {
 # The stamp keeps Python's version and the text of the installed requirements: a later start installs only after a change.
 stamp="$venv/installed-$requirements"
 wanted() { "$venv/bin/python" -V && cat "$checkout/requirements.txt" "$checkout/$requirements"; }
-if ! cmp -s <(wanted) "$stamp"; then
+is_installed() { [ -x "$venv/bin/python" ] && cmp -s <(wanted) "$stamp"; }
+if ! is_installed && mkdir -p "$venv" 2>/dev/null && command -v flock >/dev/null; then
+  exec 9<"$venv" # one start installs, others wait for it, but where the file system has no such locks
+  locked=0 && flock -n 9 || locked=$?
+  if [ "$locked" = 1 ]; then
+    echo "run.sh: another one installs into $venv: waiting for it"
+    flock -w 3600 9 || { echo "run.sh: it did not end within an hour: stop it, or give APEXRL_VENV=DIR" >&2; exit 1; }
+  fi
+fi
+if ! is_installed; then
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 || make_environment
   echo "installing $requirements into $venv ..."
   choose_torch
@@ -62,6 +70,7 @@ if ! cmp -s <(wanted) "$stamp"; then
   [ "$requirements" = requirements.txt ] || (cd "$checkout" && "$venv/bin/python" -m tests.deploy.tools)
   wanted >"$stamp"
 fi
+exec 9<&- # a run holds no lock
 # The environment's Python, a notebook's too, finds the package of the checkout that was used last: this one may be a
 # copy, or have moved. An environment that is shared may be read-only.
 for packages in "$venv"/lib/python3.*/site-packages; do

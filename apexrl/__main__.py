@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from apexrl.config.help import HELP
 from apexrl.config.words import program
-from apexrl.errors import ApexError
+from apexrl.errors import ApexError, ConfigError
 from apexrl.lifecycle import exit_status, run_program
 from apexrl.lines import say
 from apexrl.runs import RUNS, newest_run
@@ -81,12 +81,21 @@ def _run() -> int:
                 say(f"FLAGS are those of training: {typed} train --help")
                 return 0
             sys.argv[1:] = resuming(rest)
+        check_current_directory()
         module, _, function = COMMANDS[name].function.partition(":")
         run: Callable[[], int] = getattr(importlib.import_module(module), function)
         return run()
     except ApexError as error:
         say(f"cannot run: {error}", file=sys.stderr)
         return exit_status(error)
+
+
+def check_current_directory() -> None:
+    """Raises ConfigError where somebody has removed the directory that this shell is in."""
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the current directory is gone: change to another one, by cd") from error
 
 
 def listing(typed: str) -> str:

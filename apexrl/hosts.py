@@ -65,5 +65,5 @@ def is_loopback(host: str) -> bool:
 def knock(address: str, timeout_seconds: float) -> None:
     """Raises OSError when nobody listens at HOST:PORT; other texts are no addresses, and not tried."""
     host, _, port = address.rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host, int(port)), timeout=timeout_seconds).close()
+    if host and port.isdecimal() and "//" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds).close()

@@ -313,7 +313,10 @@ def _in_dtypes(space: gymnasium.Space, observation: Any) -> Any:
         return {key: _in_dtypes(inner, observation[key]) for key, inner in space.items()}
     if isinstance(space, Tuple) and isinstance(observation, tuple) and len(observation) == len(space):
         return tuple(map(_in_dtypes, space, observation))
-    array = np.asarray(observation) if isinstance(space, Box) else np.asarray(None)
+    try:
+        array = np.asarray(observation) if isinstance(space, Box) else np.asarray(None)
+    except ValueError:  # of several shapes, such as what `reset` returns
+        return observation
     if array.dtype.kind not in "biuf":
         return observation
     with np.errstate(invalid="ignore"):

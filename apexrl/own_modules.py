@@ -88,8 +88,9 @@ def own(path: str, flag: str) -> Any:
     Raises: ConfigError when there is none.
     """
     module, _, name = path.rpartition(":")
-    if not module:
-        raise ConfigError(f"{flag} {path}: {path} has no colon: give module:name")
+    if not module or not name:
+        lack = "has an empty part" if ":" in path else "has no colon"
+        raise ConfigError(f"{flag} {path}: {path} {lack}: give module:name")
     imported = import_own(module, f"{flag} {path}")
     if not hasattr(imported, name):
         raise ConfigError(f"{flag} {path}: {module} has no {name}: give the name of something that it defines")

@@ -86,7 +86,7 @@ def main(words: list[str], program: str = "python -m deploy") -> int:
     except AwsError as error:
         print(f"cannot {chosen.command}: {': '.join(explain(error))}", file=sys.stderr)
         return 2
-    except DeployError as error:
+    except (DeployError, OSError) as error:
         print(f"cannot {chosen.command}: {error}", file=sys.stderr)
         return 2
     except StepError as error:

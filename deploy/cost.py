@@ -126,6 +126,8 @@ def hosts_of_learner(cluster: Cluster, updates_per_second: float) -> str:
     learning = {flag: float(flags.get(flag, number)) for flag, number in by_preset[cluster.preset].items()}
     if name not in table()["instances"]:
         raise DeployError(f"no {name} in {PRICES}: add it, with its source, or choose another")
+    if not learning["samples_per_insert"]:
+        raise DeployError("--updates-per-second: with samples_per_insert 0 nobody waits for the learner; leave it out")
     steps_per_second = updates_per_second * learning["batch_size"] / learning["samples_per_insert"]
     hosts = steps_per_second / (table()["instances"][name]["vcpus"] * STEPS_A_VCPU)
     return (

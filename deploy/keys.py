@@ -38,6 +38,8 @@ def store_keys(region: str, cluster: str, rotate: bool = False) -> list[str]:
     """
     if not CLUSTER_NAME.fullmatch(cluster):
         raise DeployError(f"--cluster {cluster}: 3 to 20 small letters, digits and dashes, first a letter")
+    if not region:
+        raise DeployError("--region is empty: give the cluster's, such as us-east-1")
     ssm, stored = client("ssm", region), {} if rotate else stored_keys(region, cluster)
     names = key_names(cluster)
     if stored.keys() >= set(names):

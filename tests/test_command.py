@@ -57,6 +57,27 @@ def test_a_card_of_no_run_is_one_line(monkeypatch, capsys, tmp_path):
     assert line.startswith("cannot write a card: file ")
 
 
+def test_a_directory_that_is_gone_is_one_line(monkeypatch, capsys, tmp_path):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for words in (["runs"], ["watch"], ["compare"], ["train", "--env", "mine:Walk-v0"]):
+        assert started(monkeypatch, *words) == 2
+        assert capsys.readouterr().err == "cannot run: the current directory is gone: change to another one, by cd\n"
+    assert started(monkeypatch, "help") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["keys", ""], "DIR is empty"), *((["keys", "keys", name], f"{name}: a key is of") for name in
+                                       ("replay-", "replay-../x", "replay-a/b", "other", "replay-a b", ""))],
+)  # fmt: skip
+def test_keys_are_made_under_names_of_files_in_a_directory_that_is_named(monkeypatch, capsys, tmp_path, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert started(monkeypatch, *words) == 2
+    assert capsys.readouterr().err.startswith(f"cannot make keys: {said}") and not list(tmp_path.iterdir())
+
+
 def test_an_environment_in_the_place_of_a_command_is_answered_with_its_flag(monkeypatch, capsys):
     assert started(monkeypatch, "ALE/Pong-v5") == 2
     assert "there is no such command; did you mean --env ALE/Pong-v5? " in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Hosts that are hosts, and texts that are none."""
 
 import dataclasses
+import socket
 
 import pytest
 
@@ -8,7 +9,7 @@ from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand, 
 from apexrl.config.flags import default_command, parse
 from apexrl.config.sections import WireConfig
 from apexrl.errors import ConfigError
-from apexrl.hosts import check_hosts, is_host, is_loopback
+from apexrl.hosts import at_port, check_hosts, is_host, is_loopback, knock
 
 HOSTS = ("localhost", "replay", "replay.example.com", "replay.example.", "actor_1", "ip-10-0-0-1",
          "10.0.0.1", "0.0.0.0", "::1", "::", "fd00::1", "fe80::1%eth0", "4server", "a" * 63)  # fmt: skip
@@ -52,6 +53,19 @@ def test_learners_of_several_hosts_do_not_meet_over_ipv6():
     command = dataclasses.replace(command, learner_hosts=2, wires=WireConfig(learner_host="fd00::1"))
     with pytest.raises(ConfigError, match="fd00::1: learners of several hosts meet over IPv4 alone"):
         check_hosts(command)
+
+
+def test_a_knock_finds_who_listens_and_leaves_other_texts_alone():
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as door:
+            door.bind((host, 0))
+            address = at_port(host, door.getsockname()[1])
+            with pytest.raises(OSError, match="refused"):
+                knock(address, 1.0)
+            door.listen()
+            knock(address, 1.0)
+    for text in ("auto", "", "ray://head:10001", "head", ":80"):
+        knock(text, 1.0)
 
 
 def test_only_this_machine_reaches_its_loopback():

@@ -83,6 +83,8 @@ def test_a_vector_of_observations_gives_the_actions_of_each(run):
         together.act(observations[:2])
     with pytest.raises(ValueError, match=r"neither an observation of Box.* nor a batch of them"):
         together.act(np.zeros((2, 2, 2)))
+    with pytest.raises(ValueError, match=r"neither an observation of Box.* nor a batch of them"):
+        together.act((observations[0], {}))  # all that `reset` returns
 
 
 def test_what_is_not_there_is_a_clear_error(tmp_path):

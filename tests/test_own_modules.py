@@ -44,7 +44,10 @@ def test_an_algorithm_of_the_current_directory_is_found(directory):
         family_of("no_agent:mine")
 
 
-@pytest.mark.parametrize(("name", "complaint"), [("twice", "has no colon"), ("sys:twice", "sys has no twice")])
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("twice", "has no colon"), ("sys:twice", "sys has no twice"), (":x", "an empty part"), ("sys:", "an empty part")],
+)
 def test_a_name_that_names_nothing_is_refused(directory, name, complaint):
     with pytest.raises(ConfigError, match=complaint):
         own(name, "--wrapper")

@@ -1,5 +1,6 @@
 """run.sh with a stand-in for Python, which notes how it is called."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -99,6 +100,38 @@ def test_another_python_installs_again(tmp_path):
     assert not any("pip install" in call for call in run_sh(tmp_path)[0])
     (tmp_path / "version").write_text("13")
     assert any("pip install" in call for call in run_sh(tmp_path)[0])
+
+
+def test_a_link_and_an_exported_cdpath_lead_to_the_checkout(tmp_path):
+    checkout, others = tmp_path / "a checkout", tmp_path / "bin"
+    run_sh(checkout)
+    others.mkdir()
+    (others / "apx").symlink_to("../a checkout/run.sh")
+    (checkout / "calls").unlink()
+    for start, place in (("bin/apx", tmp_path), ("a checkout/run.sh", tmp_path), ("./run.sh", checkout)):
+        environment = {**os.environ, "CDPATH": f"{tmp_path}:{checkout}"}
+        call = {"cwd": place, "env": environment, "capture_output": True, "text": True, "timeout": 60}
+        done = subprocess.run(["bash", start], check=True, **call)
+        assert not done.stdout + done.stderr
+    calls = [call for call in (checkout / "calls").read_text().splitlines() if not call.endswith(": -V")]
+    assert len(calls) == 3 and all(call.endswith("-P -m apexrl train") for call in calls)
+    assert [path.name for path in others.iterdir()] == ["apx"]
+
+
+def test_a_start_waits_for_another_one_that_installs(tmp_path):
+    run_sh(tmp_path)
+    (tmp_path / "requirements.txt").write_text("torch==2.14.0\n")
+    other = os.open(tmp_path / ".venv", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    (tmp_path / "calls").unlink()
+    call = ["bash", tmp_path / "run.sh"]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout.readline() == f"run.sh: another one installs into {tmp_path}/.venv: waiting for it\n"
+        assert "pip install" not in (tmp_path / "calls").read_text()
+        (tmp_path / ".venv/installed-requirements.txt").write_text("Python 3.\n" + 2 * "torch==2.14.0\n")
+        os.close(other)
+        assert waiting.stdout.read() == "" and waiting.wait(60) == 0
+    assert "pip install" not in (tmp_path / "calls").read_text(), "the other one has installed it"
 
 
 INTERRUPTED = """#!/bin/sh

@@ -1,6 +1,8 @@
 """Atari games with DQN's preprocessing. Only this module and `atari_modes` know ale_py."""
 
 import dataclasses
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ale_py
@@ -24,7 +26,12 @@ REGISTERED_KWARGS = {
     *("mode", "difficulty"),
 }
 # Those that --env-kwargs may hold:
-OWN_KWARGS = ("mode", "difficulty", "full_action_space", "repeat_action_probability")
+OWN_KWARGS: Mapping[str, tuple[tuple[type, ...], Callable[[Any], bool], str]] = {
+    "mode": ((int,), lambda value: 0 <= value < 2**31, "a whole number from 0 on"),
+    "difficulty": ((int,), lambda value: 0 <= value < 2**31, "a whole number from 0 on"),
+    "full_action_space": ((bool,), lambda value: True, "true or false"),
+    "repeat_action_probability": ((int, float), lambda value: 0 <= value <= 0.99, "a number from 0 to 0.99"),
+}
 FRAMESKIPS = (1, 4)  # ids registered with either are played with 4: DQN's skip, which v5 ids register
 
 gymnasium.register_envs(ale_py)
@@ -183,6 +190,10 @@ def _settings(config: EnvConfig, registered: EnvSpec) -> dict[str, Any]:
         if "repeat_action_probability" in config.kwargs:
             raise ConfigError("--repeat-action-probability and --env-kwargs both say it: leave it out of one")
         kwargs["repeat_action_probability"] = config.repeat_action_probability
+    for name, (kinds, fits, meant) in OWN_KWARGS.items():
+        value = kwargs.get(name)
+        if name in config.kwargs and not (type(value) in kinds and fits(value)):
+            raise ConfigError(f"--env-kwargs: {name} of a game of Atari is {meant}, and not {json.dumps(value)}")
     return kwargs
 
 

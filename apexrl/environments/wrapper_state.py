@@ -18,7 +18,7 @@ from apexrl.errors import ConfigError, reason_of
 
 logger = logging.getLogger(__name__)
 
-STEPS = 100  # of one recording
+STEPS, MOST_STEPS = 100, 1000  # of one recording: so many, and more until a game has ended
 RECORDING_SECONDS = 2.0  # after which it ends early: its beginning is compared, too
 
 
@@ -72,12 +72,14 @@ class _Recorder:
         self._events.clear()
         self._env.action_space.seed(0)
         self._env.reset(seed=0)
-        for _ in range(STEPS):
+        has_ended = False  # a game: a wrapper may learn there alone
+        for step in range(MOST_STEPS):
+            if (step >= STEPS and has_ended) or time.monotonic() >= ends_at:
+                break
             _, _, terminated, truncated, _ = self._env.step(self._env.action_space.sample())
             if terminated or truncated:
                 self._env.reset()
-            if time.monotonic() >= ends_at:
-                break
+                has_ended = True
         return list(self._events)
 
     def close(self) -> None:

@@ -56,6 +56,7 @@ logger = logging.getLogger("run")
 
 STOCHASTIC = frozenset({"Corridor-v0"})  # the best policy without a memory is random: no greedy one solves these
 
+MEASURES = ("normalize_observations", "scale_rewards")  # of a run, and of all who learn from its log
 STREAM_SETTINGS = (  # of the environment
     "env", "env_kwargs", "wrapper", "grayscale", "resize", "frame_stack", "clip_rewards", "life_loss_terminal",
     "repeat_action_probability", "action_mask",
@@ -153,7 +154,9 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec,
     if asked.from_journal:
         journal = Path(asked.from_journal)
         command = with_values(command, {"capacity": journal_transitions(journal, identity_of(journal).spec)})
-    if asked.guest:  # `as_guest` has put these there
+    if asked.from_journal or asked.guest:  # `first_default` has put these there
+        command = with_values(command, {name: True for name in MEASURES if getattr(asked.learning, name)})
+    if asked.guest:
         command = with_values(command, {"capacity": asked.replay.capacity})
         command = dataclasses.replace(command, wires=asked.wires)
     return with_values(command, SMOKE) if asked.smoke else command

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from apexrl.config.commands import RunCommand
+from apexrl.config.fields import with_values
 from apexrl.config.flags import Asked, default_command, learner_command, names_agent
 from apexrl.config.presets import VECTOR_AGENT
 from apexrl.config.sections import DEFAULT_AGENT
@@ -22,16 +23,16 @@ from apexrl.replay.journal import IDENTITY_FILE, identity_of
 from apexrl.replay.segment_files import SEGMENT_PATTERN
 from apexrl.running.clock import Clock
 from apexrl.running.display import table_of
-from apexrl.running.plan import Plan, describe, make_plan
+from apexrl.running.plan import MEASURES, Plan, describe, make_plan
 from apexrl.running.ports import from_base, with_free_ports
 from apexrl.running.refusals import check_asked
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     as_fork,
-    as_guest,
     check_has_server,
     check_new,
     checkpoint_of,
+    config_beside,
     continued,
     environment_of,
     following,
@@ -41,6 +42,7 @@ from apexrl.running.run_directory import (
     lock_run,
     save_config,
     saved_command,
+    saved_values,
     set_aside,
     trust_of,
     update_of,
@@ -115,7 +117,17 @@ def first_default(basis: Basis, saved: RunCommand | None, trust: Trust, argument
     if basis.from_journal:
         journal = Path(basis.from_journal)
         default = dataclasses.replace(default, env=environment_of(journal, identity_of(journal).spec, trust))
-    return default if host is None else as_guest(default, host)
+        if (beside := config_beside(journal)) is not None:
+            default = with_values(default, measures_in(saved_values(beside).get("learning")))
+    if host is not None:  # a guest has its environment, replay servers and capacity
+        default = dataclasses.replace(default, env=host.env, wires=host.wires)
+        default = with_values(default, {"capacity": host.replay.capacity, **measures_in(vars(host.learning))})
+    return default
+
+
+def measures_in(learning: object) -> dict[str, bool]:
+    """Returns in which measures a run learns, which are those of all who learn from its log, by flag."""
+    return {name: True for name in MEASURES if isinstance(learning, Mapping) and learning.get(name) is True}
 
 
 def _saved(basis: Basis, trust: Trust, arguments: Sequence[str]) -> tuple[RunCommand, list[str]]:

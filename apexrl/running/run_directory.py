@@ -217,12 +217,17 @@ def environment_of(journal: Path, held: EnvironmentSpec, trust: Trust = NOBODY) 
 
     Raises: ConfigError when the configuration of that run cannot be read, or names modules that nobody trusts.
     """
+    if (path := config_beside(journal)) is None:
+        return _trusted(EnvConfig.of_variant(held.env, held.variant, held.stacked_frames), journal, trust)
+    return _trusted(saved_environment(path), path, trust)
+
+
+def config_beside(journal: Path) -> Path | None:
+    """Returns the configuration of the run whose directory a journal lies in; beside others it is anybody's."""
     folder = journal.resolve()
     folder = folder.parent if folder.name.startswith("shard-") else folder
     path = folder.parent / CONFIG_FILE
-    if folder.name != JOURNAL or not path.is_file():  # beside others it is anybody's
-        return _trusted(EnvConfig.of_variant(held.env, held.variant, held.stacked_frames), journal, trust)
-    return _trusted(saved_environment(path), path, trust)
+    return path if folder.name == JOURNAL and path.is_file() else None
 
 
 def saved_environment(path: Path) -> EnvConfig:
@@ -259,11 +264,6 @@ def check_has_server(directory: Path, run: RunCommand) -> None:
     other = f", or learn from its experience: --from-journal {shlex.quote(journals[0])}" if journals else ""
     again = f"`{sister('resume')} {shlex.quote(str(directory))}`"
     raise ConfigError(f"{directory} has ended, and --guest follows a run that goes on: begin with {again}{other}")
-
-
-def as_guest(default: RunCommand, run: RunCommand) -> RunCommand:
-    """Returns the default of a guest on a run: its environment, its replay servers and its capacity."""
-    return dataclasses.replace(with_values(default, {"capacity": run.replay.capacity}), env=run.env, wires=run.wires)
 
 
 def following(guest: RunCommand, run: RunCommand) -> RunCommand:

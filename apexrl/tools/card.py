@@ -1,5 +1,6 @@
 """`apexrl card [RUN]`: a model card of a run in Markdown, made from its directory. Loads no network."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterable
@@ -80,17 +81,12 @@ def _use(path: Path, names: Iterable[str]) -> str:
     return f"""{imports}```python
 import apexrl
 
-agent = apexrl.load("{path.name}"{trust})
+agent = apexrl.load({json.dumps(path.name, ensure_ascii=False)}{trust})
 env = agent.make_environment()
 observation, info = env.reset(seed=0)
 action = agent.act(observation)
 ```
 `apexrl watch {shlex.quote(path.name)} --episodes 100{" --trust" if trust else ""}` plays other games, and films one."""
-
-
-def is_card(path: Path) -> bool:
-    """Returns whether a file is the card of a run, by its first line. Raises: OSError when it cannot be read."""
-    return TITLE.fullmatch(first_line(path)) is not None
 
 
 def main() -> int:
@@ -111,7 +107,7 @@ def write_card(run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="
         return 0
     path = Path(output)
     try:
-        if path.exists() and not is_card(path):
+        if path.exists() and not TITLE.fullmatch(first_line(path)):  # of another kind
             raise ConfigError(f"--output {output} is no card of a run: give another file, or remove that")
         with replacing(path) as temporary:
             temporary.write_text(card, encoding="utf-8", errors="backslashreplace")

@@ -33,7 +33,7 @@ def compare(
       out: Where the files go, without .csv and .png.
     """
     bounds = dict(map(_bounds, scale))
-    if not out.name:
+    if out.name in ("", ".."):
         raise ConfigError(f"--out {out}: give a path without .csv and .png, such as {out / 'comparison'}")
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"--threshold {threshold} makes no sense: give a mean return")

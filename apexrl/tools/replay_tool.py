@@ -29,10 +29,11 @@ from apexrl.extras import missing
 from apexrl.files import read_whole, replacing
 from apexrl.lifecycle import attempt
 from apexrl.lines import say
+from apexrl.memory import free_memory_bytes
 from apexrl.net import wire
 from apexrl.net.insert_checks import InsertSizes
 from apexrl.own_modules import Trust
-from apexrl.replay.journal import SNAPSHOT_FILE, LogIdentity, identity_of, read_entries, segment_paths
+from apexrl.replay.journal import SNAPSHOT_FILE, LogIdentity, held_numbers, identity_of, read_entries, segment_paths
 from apexrl.replay.segment import FORMAT, HEADER_MAGIC, UNROLL_MAGIC, Entry, Scan, scan
 from apexrl.replay.segment_files import MAX_SEGMENT_BYTES, first_number_of, strays
 from apexrl.replay.snapshot import Snapshot, load_snapshot
@@ -241,6 +242,12 @@ def export(
         return 0
     readable = _readable(entries, spec, UnrollCodec(spec))
     in_one = out.suffix == ".npz"
+    if in_one:
+        held = held_numbers(directory)
+        many = len(range(max(held.start, chosen.start), min(held.stop, chosen.stop)))
+        if (needed := 2 * many * spec.unroll_bytes) > (free := free_memory_bytes()):  # decoded, and stacked
+            raise ConfigError(f"--out {out}: {many} unrolls in one file need {needed / 1e9:.1f} GB of memory, and "
+                              f"{free / 1e9:.1f} GB are free: give a directory, or --numbers FIRST:END")  # fmt: skip
     num_unrolls = 0
     for group in [list(readable)] if in_one else ([entry] for entry in readable):
         path = out if in_one else out / f"unroll-{group[0].number:016d}.npz"

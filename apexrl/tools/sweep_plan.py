@@ -55,7 +55,7 @@ class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of FILE.toml."""
 
     directory: str
-    seeds: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(min_length=1)]
+    seeds: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(min_length=1)]
     flags: dict[str, Value | Span] = {}
     variants: dict[str, dict[str, Value | Span]] = {}
     samples: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0  # of each variant with a range

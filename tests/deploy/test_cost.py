@@ -132,6 +132,8 @@ def test_a_learner_tells_how_many_hosts_it_can_use(cost):
         (fewer | {"replay_flags": {"samples_per_insert": "4"}}, "updates/s of 32 takes 800 transitions/s at 4 s"),
     ):
         assert told in cost("--updates-per-second", "100", **given).stdout
+    free = cost("--updates-per-second", "100", replay_flags={"samples_per_insert": "0"})
+    assert free.returncode == 2 and "with samples_per_insert 0 nobody waits for the learner" in free.stderr
     refused = cost("--updates-per-second", "100", agent="impala")
     assert refused.returncode == 2 and "agent impala and preset paper takes is not known" in refused.stderr
     for flag in ("--updates-per-second", "--frames-per-second"):

@@ -14,6 +14,7 @@ class Drift(gymnasium.Env):
 
     observation_space = Box(-100, 100, (3,), np.float32)
     action_space = Discrete(2)
+    length = 9
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -25,7 +26,13 @@ class Drift(gymnasium.Env):
             raise ValueError(f"{action!r} is no action")
         self.steps += 1
         self.place += self.np_random.normal(np.sum(action), 1, 3).astype(np.float32)
-        return self.place.copy(), float(self.place[0]), self.steps == 9, False, {}
+        return self.place.copy(), float(self.place[0]), self.steps == self.length, False, {}
+
+
+class Long(Drift):
+    """A game takes longer than others do."""
+
+    length = 150
 
 
 class FromOne(Drift):
@@ -93,7 +100,7 @@ class Failing(Drift):
         return super().step(action)
 
 
-for environment in (Drift, FromOne, Many, Vector, Matrix, Buttons, Doubles, Remembering, Random, Failing):
+for environment in (Drift, Long, FromOne, Many, Vector, Matrix, Buttons, Doubles, Remembering, Random, Failing):
     gymnasium.register(f"{environment.__name__}-v0", environment, disable_env_checker=True)
 
 
@@ -206,6 +213,22 @@ class LastGame(gymnasium.Wrapper):
     def step(self, action):
         self.last, *others = self.env.step(action)
         return self.last - self.origin, *others
+
+
+class AtEnd(gymnasium.ObservationWrapper):
+    """Shows observations relative to a number that it learns when a game ends."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.seen = 0
+
+    def step(self, action):
+        seen, reward, terminated, *others = super().step(action)
+        self.seen += terminated
+        return seen, reward, terminated, *others
+
+    def observation(self, observation):
+        return observation - self.seen
 
 
 class Habit(gymnasium.ActionWrapper):

@@ -37,6 +37,7 @@ def test_running_statistics_of_gymnasium_are_refused_wherever_they_are_made(name
     [
         (("OwnMean",), "OwnMean", "observations"),
         (("LastGame",), "LastGame", "observations"),
+        (("AtEnd",), "AtEnd", "observations"),
         (("delayed", "OwnMean", "time_aware"), "OwnMean", "observations"),
         (("Habit",), "Habit", "actions"),
         (("exchanged", "Habit", "sticky"), "Habit", "actions"),
@@ -45,6 +46,11 @@ def test_running_statistics_of_gymnasium_are_refused_wherever_they_are_made(name
 def test_a_wrapper_that_remembers_games_is_named(wrappers, guilty, changes):
     with pytest.raises(ConfigError, match=f"^--wrapper {OWN}:{guilty} makes other {changes} of the same ones"):
         check_wrapper_state(behind(*wrappers))
+
+
+def test_a_wrapper_that_learns_at_the_end_of_a_long_game_is_named():
+    with pytest.raises(ConfigError, match=f"^--wrapper {OWN}:AtEnd makes other observations of the same ones"):
+        check_wrapper_state(behind("AtEnd", env="Long-v0"))
 
 
 @pytest.mark.parametrize(

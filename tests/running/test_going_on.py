@@ -13,6 +13,7 @@ from apexrl.config.flags import Asked, default_command, with_preset
 from apexrl.config.sections import EnvConfig
 from apexrl.errors import ConfigError
 from apexrl.own_modules import Trust
+from apexrl.replay.journal import Journal, new_identity
 from apexrl.running.plan import make_plan
 from apexrl.running.ports import free_row, from_base
 from apexrl.running.prepare import prepare
@@ -103,6 +104,31 @@ def test_a_guest_that_goes_on_follows_its_run_to_other_ports(tmp_path, monkeypat
     assert again.wires.parameter_port == base + 1
     with pytest.raises(ConfigError, match=f"{host.run_dir} has ended"), contextlib.ExitStack() as held:
         prepare(words, Console(file=io.StringIO()), held)
+
+
+def test_who_learns_from_the_log_of_a_run_has_its_measures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--env", "Pendulum-v1", "--agent", "sac", "--normalize-observations", "--scale-rewards"]
+    plan = make_plan(line(*words, "--run-dir", "host"), None)
+    (tmp_path / "host/journal").mkdir(parents=True)
+    save_config(plan.command)
+    journal = Journal(tmp_path / "host/journal", new_identity(plan.spec))
+    journal.append(0, [(b"", b"")])
+    journal.close()
+
+    def measures(*words):
+        ends = ["--run-dir", f"other-{len(list(tmp_path.iterdir()))}", "--no-tensorboard", "--no-evaluator"]
+        with contextlib.ExitStack() as held:
+            learning = prepare([*words, *ends], Console(file=io.StringIO()), held).command.learning
+        return learning.normalize_observations, learning.scale_rewards
+
+    with lock_run("host"):
+        assert measures("--guest", "host") == (True, True)
+        assert measures("--guest", "host", "--no-scale-rewards") == (True, False)
+    assert measures("--from-journal", "host/journal", "--agent", "sac") == (True, True)
+    assert measures("--from-journal", "host/journal", "--agent", "sac", "--no-normalize-observations") == (False, True)
+    save_config(with_values(plan.command, {"normalize_observations": False}))
+    assert measures("--from-journal", "host/journal", "--agent", "sac") == (False, True)
 
 
 @pytest.mark.parametrize(("journal", "cure"), [("auto", ", or .* --from-journal runs/a/journal"), ("off", "")])

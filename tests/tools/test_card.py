@@ -1,5 +1,6 @@
 """The card of a run."""
 
+import ast
 import sys
 
 import pytest
@@ -58,6 +59,15 @@ def test_a_card_of_modules_says_to_trust_them_and_one_without_games_says_so(tmp_
     with_network(run, "latest.safetensors", 7, env="my_walk:Walk-v0")
     text = card.card_of(run)
     assert "This network was not evaluated." in text and "trust=True" in text and "--trust`" in text
+
+
+def test_a_card_of_a_file_with_a_strange_name_is_a_program(tmp_path):
+    with_network(write_run(tmp_path / "run", []), "latest.safetensors", 7)
+    alone = (tmp_path / "run/checkpoints/latest.safetensors").rename(tmp_path / """a "b" 'c\\.safetensors""")
+    program = card.card_of(alone).split("```python\n")[1].split("```")[0]
+    (loaded,) = [line for line in program.splitlines() if line.startswith("agent = ")]
+    call = ast.parse(loaded).body[0].value
+    assert call.args[0].value == alone.name
 
 
 def test_a_card_of_a_network_of_ones_own_says_to_trust_its_module(tmp_path):

@@ -132,6 +132,7 @@ def test_what_is_no_run_is_named_and_left_out(tmp_path, run_main):
         (["--group", "=x"], "--group =x: give NAME=RUN,RUN,..."),
         (["good", "--group", "apex-dqn=good"], "--group apex-dqn=...: runs without a group have this name, too"),
         (["good", "--out", "."], "--out .: give a path without .csv and .png, such as comparison"),
+        (["good", "--out", ".."], "--out ..: give a path without .csv and .png, such as ../comparison"),
         *((["good", "--scale", text], f"--scale {text}: give ENV=LOW:HIGH") for text in ("x=2", "x=3:2", "x=1:inf")),
     ],
 )

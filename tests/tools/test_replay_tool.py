@@ -250,6 +250,13 @@ def test_a_full_disk_leaves_an_earlier_export_alone(written, tmp_path, monkeypat
     assert out.read_bytes() == before and [path.name for path in tmp_path.glob("out*")] == ["out.npz"]
 
 
+def test_one_file_of_more_than_the_memory_holds_is_refused(written, tmp_path, monkeypatch):
+    monkeypatch.setattr("apexrl.tools.replay_tool.free_memory_bytes", lambda: 1)
+    status, text = tool("export", written, "--out", tmp_path / "all.npz")
+    assert status == 2 and "20 unrolls in one file need 0.0 GB of memory" in text and "give a directory, or" in text
+    assert tool("export", written, "--out", tmp_path / "each")[0] == 0
+
+
 def test_a_mistyped_command_is_told_from_a_directory(written, tmp_path, monkeypatch):
     status, text = tool("verfy", written)
     assert status == 2 and "no verfy, neither a command nor a directory: did you mean verify?" in text

@@ -96,6 +96,7 @@ def test_a_range_that_makes_no_sense_is_told(value, samples, complaint):
         ("seeds = [0]", "directory"),
         ('directory = "x"\nseeds = []', "seeds"),
         ('directory = "x"\nseeds = [-1]', "seeds"),
+        ('directory = "x"\nseeds = [0, 9223372036854775808]', "seeds"),
         ('directory = "x"\nseeds = [1, 1]', "each seed once"),
         ('directory = "x"\nseeds = [1]\nthreshold = nan', "threshold nan makes no sense"),
         ('directory = "x"\nseeds = [1]\nseed = 3', "seed"),
