@@ -12,7 +12,7 @@ from apexrl.errors import ConfigError
 from apexrl.lifecycle import Stop
 from apexrl.net.keyring import load_keyring
 from apexrl.net.log_client import LogClient
-from apexrl.net.metrics_channel import Evaluation, MetricsClient, MetricsServer
+from apexrl.net.metrics_channel import MetricsClient, MetricsServer
 from apexrl.net.parameter_channel import ParameterPublisher
 from apexrl.net.sockets import address
 from apexrl.net.wire import MAX_MESSAGE_BYTES
@@ -64,12 +64,12 @@ class Connections(Logs):
         self._publisher = ParameterPublisher(
             wires.bind_host, wires.parameter_port, self._keyring, bytes_per_second=1e6 * publish_megabytes_per_second
         )
-        self._metrics = MetricsServer(wires.bind_host, wires.metrics_port, self._keyring)
+        self.metrics = MetricsServer(wires.bind_host, wires.metrics_port, self._keyring)
 
     def start(self, stop: Stop) -> None:
         """Starts the threads."""
         super().start(stop)
-        stop.thread(self._metrics.run, "metrics")
+        stop.thread(self.metrics.run, "metrics")
         stop.thread(self._publisher.run, "parameters")
 
     def publish(self, header: ParametersHeader, tensors: dict[str, torch.Tensor]) -> None:
@@ -84,26 +84,18 @@ class Connections(Logs):
 
         def encode() -> bytes:
             encoded = encode_halves(header, halves)
-            self._metrics.published(header.params_version, encoded)
+            self.metrics.published(header.params_version, encoded)
             return encoded
 
         self._publisher.publish_later(encode)
 
     def accept(self, *runs: str) -> None:
         """Takes reports of these runs and logs only: from roles that have our parameters, and from the replay."""
-        self._metrics.runs = frozenset(runs) - {""}
-
-    def latest(self) -> dict[str, float]:
-        """Returns the latest metrics of the living processes by tag."""
-        return self._metrics.latest()
-
-    def evaluations(self) -> list[Evaluation]:
-        """Returns the evaluations that came since the last call."""
-        return self._metrics.evaluations()
+        self.metrics.runs = frozenset(runs) - {""}
 
     def close(self) -> None:
         """Ends the threads, and frees the keys."""
-        self._metrics.close()
+        self.metrics.close()
         self._publisher.close()
         super().close()
 
@@ -114,16 +106,16 @@ class OtherConnections(Logs):
     def __init__(self, wires: WireConfig, name: str):
         """Connects, and waits for nobody."""
         super().__init__(wires)
-        self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, self._keyring)
+        self.metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, self._keyring)
 
     def report(self, run: str, scalars: dict[str, float]) -> None:
         """Sends the newest metrics of this learner."""
-        self._metrics.run = run
-        self._metrics.report(scalars)
+        self.metrics.run = run
+        self.metrics.report(scalars)
 
     def close(self) -> None:
         """Closes the connection, and frees the keys."""
-        self._metrics.close()
+        self.metrics.close()
         super().close()
 
 

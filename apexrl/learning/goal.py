@@ -33,16 +33,10 @@ class Course:
         self.progress = msgspec.structs.replace(way, began_at=now, total_updates=total_updates)
 
     def begin(self, frames: int, before: Progress | None, updates: int = 0, seconds: float = 0.0) -> None:
-        """Goes on where a checkpoint was, at so many frames, updates and seconds of the run.
-
-        Args:
-          before: as it tells; those of older versions tell nothing.
-        """
+        """Goes on where a checkpoint was, at so many frames, updates and seconds of the run; None: it does not tell."""
         own = self.progress
         if before is None:
             return
-        if before.end is None:
-            before = msgspec.structs.replace(before, end=own.end, shape=own.shape)
         if before.asked == own.asked:
             self.progress = before
             return
@@ -94,8 +88,7 @@ class Course:
 
 
 def number_of(progress: Progress) -> float:
-    """Returns a number as far as it has come, by progress that tells its end."""
-    assert progress.end is not None
+    """Returns a number as far as it has come."""
     start = progress.rate if progress.begun_number is None else progress.begun_number
     return Schedule(start, progress.end, shape=progress.shape).at(progress.share)
 

@@ -371,14 +371,14 @@ class LearnerLoop:
         """Writes all that is known, of all roles."""
         self._take_evaluations(record)
         self._connections.accept(self._run, *(log.log for log in logs))
-        scalars = self._connections.latest() | self._own_metrics(updater, replicas, rate)
+        scalars = self._connections.metrics.latest() | self._own_metrics(updater, replicas, rate)
         versions = [version for version in replicas.params_versions if 0 <= version <= updater.num_updates]
         if versions and not isinstance(self._command, OfflineCommand):  # else other learners made the versions
             scalars["actor/params_lag_updates"] = updater.num_updates - sum(versions) / len(versions)
         record.report(scalars, games, self._waits_for)
 
     def _take_evaluations(self, record: RunRecord) -> None:
-        for evaluation in self._connections.evaluations():
+        for evaluation in self._connections.metrics.evaluations():
             is_of_last = self._waits_for == LAST_EVALUATION and evaluation.params_version == record.counters.updates
             if is_of_last and not evaluation.parameters:
                 self._first_games = evaluation  # as many more may follow in time

@@ -125,7 +125,7 @@ def beginning(checkpoint: "Checkpoint | None", num_shards: int) -> Beginning:
         raise ConfigError(f"the run has {len(logs)} shards, not --shards {num_shards}: they stay as they are for a run")
     tensors, begin = {} if checkpoint is None else checkpoint.tensors, LEARNING + MOMENTS
     moments = {name.removeprefix(begin): tensors[name].flatten().tolist() for name in tensors if name.startswith(begin)}
-    logs, progress = logs or (LogPosition(),) * num_shards, counters.known_progress
+    logs, progress = logs or (LogPosition(),) * num_shards, counters.progress
     return Beginning(counters.updates, counters.seconds, logs, progress=progress, moments=moments, now=time_of_day())
 
 

@@ -78,11 +78,11 @@ class Progress(msgspec.Struct, frozen=True):
     share: Finite = 0.0  # of the way from start to end
     total_updates: Count = 0
     begun_late: Finite = 0.0  # of the run's time or updates, by then
-    end: Finite | None = None  # where the number ends; None: an earlier version, which did not tell
+    end: Finite = 0.0  # where the number ends
     shape: Shape = "linear"
 
     @property
-    def asked(self) -> tuple[float | str | None, ...]:
+    def asked(self) -> tuple[float | str, ...]:
         """The wish, by which a restart is known from a run that goes on otherwise."""
         ends = self.total_frames, self.over_frames, self.ends_at, self.total_updates
         return self.rate, self.end, self.shape, *ends
@@ -99,13 +99,7 @@ class Counters(msgspec.Struct, frozen=True):
     best_evaluation_return: Finite | None = None
     last_evaluation_return: Finite | None = None
     seconds: Finite = 0.0
-    fall: Progress | None = None  # of the learning rate, as earlier versions wrote it
     progress: dict[Name, Progress] = {}  # of the numbers that may change, by field
-
-    @property
-    def known_progress(self) -> dict[str, Progress]:
-        """The progress of the numbers that may change, by field, as far as the checkpoint tells."""
-        return self.progress or ({} if self.fall is None else {"learning_rate": self.fall})
 
     @property
     def transitions_inserted(self) -> int:

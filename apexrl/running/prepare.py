@@ -189,9 +189,9 @@ def _show_plan(console: Console, plan: Plan, going_on: Counters | None) -> None:
         clock = Clock(plan.command)
         now = clock.began_at
         courses = Courses(dataclasses.replace(learner_command(plan.command), ends_at=clock.ends_at), now)
-        courses.begin(frames, going_on.known_progress, going_on.updates, going_on.seconds)
+        courses.begin(frames, going_on.progress, going_on.updates, going_on.seconds)
         late = courses.late(now, going_on.updates)
-        rate = f", learning rate {courses.advance(frames, late)[RATE]:g}" if going_on.known_progress else ""
+        rate = f", learning rate {courses.advance(frames, late)[RATE]:g}" if going_on.progress else ""
         console.print(f"continuing {path} at update {going_on.updates:,}, {frames:,} frames{rate}", soft_wrap=True)
     elif plan.command.resume or plan.command.from_scratch:
         console.print("training a new network on the run's experience")

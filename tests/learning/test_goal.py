@@ -282,26 +282,18 @@ def test_all_numbers_of_an_update_go_on_together():
     assert numbers.items() >= {"learning_rate": 0.75, "entropy_cost": 2.0, "value_cost": 0.5}.items()
     header = msgspec.json.decode(msgspec.json.encode(Counters(progress=courses.progress)), type=Counters)
     restarted = Courses(command)
-    restarted.begin(250, header.known_progress)
+    restarted.begin(250, header.progress)
     assert restarted.advance(250) == numbers and restarted.metrics["learner/scheduled/entropy_cost"] == 2.0
     assert restarted.advance(750)["entropy_cost"] == 1.0
     fork = Courses(learner(1000, learning_rate="1:0", entropy_cost="2:1:500"))
-    fork.begin(250, header.known_progress)
+    fork.begin(250, header.progress)
     assert fork.advance(250).items() >= {"learning_rate": 0.75, "entropy_cost": 2.0}.items()
 
 
-def test_checkpoints_of_earlier_versions_are_read():
-    """The first ones tell nothing, and their run has the numbers of its frames; later ones tell of the rate alone."""
-    old = msgspec.json.decode(b'{"updates": 3}', type=Counters)
-    assert old.known_progress == {}
+def test_a_run_whose_checkpoint_tells_no_progress_has_the_numbers_of_its_frames():
     courses = Courses(learner(1000, learning_rate="1:0", entropy_cost="3:1:500"))
-    courses.begin(400, old.known_progress)
+    courses.begin(400, Counters(updates=3).progress)
     assert courses.advance(400).items() >= {"learning_rate": 0.6, "entropy_cost": 1.4}.items()
-    fall = b'{"rate": 1.0, "total_frames": 500, "over_frames": 0, "ends_at": 0.0, "share": 0.8}'
-    later = msgspec.json.decode(b'{"updates": 3, "fall": %b}' % fall, type=Counters)
-    courses = Courses(learner(1000, learning_rate="1:0", entropy_cost="3:1:500"))
-    courses.begin(400, later.known_progress)
-    assert courses.advance(400).items() >= {"learning_rate": pytest.approx(0.2), "entropy_cost": 1.4}.items()
 
 
 def test_a_run_is_complete_at_its_first_total():

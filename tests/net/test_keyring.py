@@ -73,7 +73,7 @@ def test_a_hang_up_makes_a_learner_read_its_keys_again(keys, strange, free_ports
             client.run = "run"
             client.report({"x": 1.0})
             time.sleep(0.02)
-            return "x" in logs.latest()
+            return "x" in logs.metrics.latest()
 
         for is_known in (False, True):
             endpoint = f"tcp://127.0.0.1:{metrics_port}"

@@ -165,7 +165,6 @@ class RunRecord:
             + (updates - self.counters.updates) * transitions_per_update,
             episodes=self.counters.episodes + episodes,
             seconds=self._seconds,
-            fall=None,
             progress=dict(progress),
         )
 
