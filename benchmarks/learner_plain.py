@@ -13,7 +13,7 @@ from apexrl.agents.engine.plain import RMSPropForm
 from apexrl.agents.replaying.mix import parts_of
 from apexrl.config.commands import LearnerCommand
 from apexrl.config.schedules import Schedule
-from apexrl.losses.value_learning import double_q_errors, huber
+from apexrl.losses.value_learning import huber, n_step_targets
 from apexrl.networks.dueling import make_network
 from apexrl.types import Sample, StreamSpec, Unroll
 from benchmarks.peers.plain_vtrace import PlainLearner, PlainNetwork, Rollouts
@@ -40,8 +40,9 @@ class EagerLearner:
         with torch.no_grad():
             prepared = self._online.prepare(batch.next_observation)
             q_online_t, q_target_t = self._online.values(prepared), self._target.values(prepared)
-        returns = (batch.n_step_return, batch.discount)
-        errors = double_q_errors(q_tm1, batch.action, *returns, q_target_t, q_online_t, rescaling=False)
+        value_t = q_target_t.gather(1, q_online_t.argmax(dim=1, keepdim=True)).squeeze(1)
+        targets = n_step_targets(batch.n_step_return, batch.discount, value_t)
+        errors = targets - q_tm1.gather(1, batch.action.unsqueeze(1)).squeeze(1)
         loss = (batch.weight * huber(errors)).mean()
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -127,7 +127,7 @@ FAMILY = Family(
     stream,
     wants,
     tables,
-    "apexrl.agents.apex_heirs",
+    "apexrl.agents.apex_dqn",
     {"gpu": GPU, "two-cores": TWO_CORES, "small": SMALL},
     is_greedy=True,
     exploration_bands=((0.2, "above_0.2"), (0.05, "0.05_to_0.2"), (0.01, "0.01_to_0.05"), (-math.inf, "below_0.01")),

@@ -42,36 +42,6 @@ def n_step_targets(return_t: Tensor, discount_t: Tensor, value_t: Tensor, *, res
     return rescale(return_t + discount_t * inverse_rescale(value_t))
 
 
-def double_q_errors(
-    q_tm1: Tensor,
-    action_tm1: Tensor,
-    return_t: Tensor,
-    discount_t: Tensor,
-    q_target_t: Tensor,
-    q_online_t: Tensor,
-    *,
-    rescaling: bool = False,
-) -> Tensor:
-    """Returns the n-step double-Q temporal-difference errors.
-
-    Args:
-      q_tm1: [B, A] online values of the observation left.
-      action_tm1: [B] int64 actions taken there.
-      return_t: [B] discounted rewards inside the window.
-      discount_t: [B] gamma ** offset, zero where the episode terminated inside the window.
-      q_target_t: [B, A] target network's values where the window ends; q_online_t: [B, A] the online network's.
-    Returns: [B] target minus estimate; no gradient flows through the target.
-    Raises: ValueError when a shape disagrees.
-    Source: arXiv:1509.06461; n-step form arXiv:1803.00933.
-    """
-    if not q_tm1.shape == q_target_t.shape == q_online_t.shape or action_tm1.shape != return_t.shape:
-        raise ValueError(f"shapes differ: {q_tm1.shape}, {q_target_t.shape}, {q_online_t.shape}, {action_tm1.shape}")
-    with torch.no_grad():
-        value_t = q_target_t.gather(1, q_online_t.argmax(dim=1, keepdim=True)).squeeze(1)
-        target = n_step_targets(return_t, discount_t, value_t, rescaling=rescaling)
-    return target - q_tm1.gather(1, action_tm1.unsqueeze(1)).squeeze(1)
-
-
 def huber(errors: Tensor, threshold: float = 1.0) -> Tensor:
     """Returns the Huber loss of each error: quadratic inside the threshold, linear outside."""
     clipped = errors.clamp(-threshold, threshold)
@@ -87,7 +57,7 @@ def huber_gradient(q_tm1: Tensor, action_tm1: Tensor, errors: Tensor, weight: Te
         -weight * clip(error, -threshold, threshold)   at the action taken, 0 elsewhere.
 
     Args:
-      action_tm1: [B] int64 actions taken; errors: [B] as `double_q_errors` gives them; weight: [B].
+      action_tm1: [B] int64 actions taken; errors: [B], target minus value; weight: [B].
     """
     slopes = -weight * errors.clamp(-threshold, threshold)
     return torch.zeros_like(q_tm1).scatter_(1, action_tm1.unsqueeze(1), slopes.unsqueeze(1))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from apexrl.agents import apex_heirs
+from apexrl.agents import apex_dqn
 from apexrl.agents.apex_dqn_config import FAMILY as APEX
 from apexrl.agents.apex_dqn_config import ApexUpdate
 from apexrl.agents.contract import Observation, TransitionBatch
@@ -112,7 +112,7 @@ def test_targets_of_ape_x_and_its_heirs_leave_forbidden_actions_out(quantiles, m
     torch.manual_seed(7)
     update = ApexUpdate(SIZE, munchausen=munchausen, policy_temperature=TAU)
     sizes, spec = DuelingConfig((4, 4, 4), 16, quantiles=quantiles), APEX.stream(ALGORITHM, MASKED)
-    learner = apex_heirs.make_learner(ALGORITHM, sizes, update, spec, CPU)
+    learner = apex_dqn.make_learner(ALGORITHM, sizes, update, spec, CPU)
     with torch.no_grad():
         for parameter in [*learner.online.parameters(), *learner.target.parameters()]:
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -132,7 +132,7 @@ def test_an_end_where_nothing_is_allowed_changes_nothing(quantiles, munchausen):
     torch.manual_seed(7)
     update = ApexUpdate(SIZE, munchausen=munchausen)
     sizes, spec = DuelingConfig((4, 4, 4), 16, quantiles=quantiles), APEX.stream(ALGORITHM, MASKED)
-    learner = apex_heirs.make_learner(ALGORITHM, sizes, update, spec, CPU)
+    learner = apex_dqn.make_learner(ALGORITHM, sizes, update, spec, CPU)
     batch, _, after = transitions(6)
     found = []
     for mask in (after, after & (batch.discount > 0).unsqueeze(1)):

@@ -33,7 +33,7 @@ class Replica:
     """Gives batches, and ends the learner after some."""
 
     def __init__(self, stop, num_batches):
-        self.stop, self.left, self.sent, self.waits_for = stop, num_batches, [], ""
+        self.stop, self.left, self.sent, self.waits_for, self.away = stop, num_batches, [], "", ""
         self.counted = {0: LogPosition()}
         self.params_versions: list[int] = []
         self.num_undecodable = 0

@@ -1,4 +1,4 @@
-"""Quantiles and Munchausen targets in Ape-X's learner: against plain tensors, autograd, and a graph's replays."""
+"""Ape-X's learner with quantiles and Munchausen targets: against plain tensors, autograd, and a graph's replays."""
 
 import dataclasses
 import math
@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 
-from apexrl.agents import apex_heirs
+from apexrl.agents import apex_dqn
 from apexrl.agents.apex_dqn_config import ApexUpdate, wants
-from apexrl.agents.apex_heirs import QuantileLearning
 from apexrl.errors import ConfigError
 from apexrl.learning.experience.draw import Draw
 from apexrl.learning.updates.updater import Updater
@@ -23,8 +22,8 @@ from tests.lockstep import ALGORITHM, TABLE, results
 
 N, ALPHA = 6, 0.9
 UPDATE = ApexUpdate(SIZE, "adam", 1e-3, optimizer_epsilon=1e-5, max_gradient_norm=40.0, target_period_updates=7)
-KINDS = [(N, 0.0), (1, 0.0), (0, ALPHA), (N, ALPHA)]
-IDS = ["quantiles", "one quantile", "munchausen", "both"]
+KINDS = [(0, 0.0), (N, 0.0), (1, 0.0), (0, ALPHA), (N, ALPHA)]
+IDS = ["values", "quantiles", "one quantile", "munchausen", "both"]
 
 
 def world_of(make_unroll, spec, quantiles, munchausen, device_stream=None, algorithm=ALGORITHM):
@@ -32,7 +31,7 @@ def world_of(make_unroll, spec, quantiles, munchausen, device_stream=None, algor
     torch.manual_seed(7)
     network = DuelingConfig((4, 4, 4), 16, quantiles=quantiles)
     update = dataclasses.replace(UPDATE, munchausen=munchausen)
-    learner = apex_heirs.make_learner(algorithm, network, update, spec, CPU)
+    learner = apex_dqn.make_learner(algorithm, network, update, spec, CPU)
     with torch.no_grad():
         for tensor in learner.target.parameters():
             tensor.add_(0.1 * torch.randn_like(tensor))
@@ -83,7 +82,6 @@ def test_gradients_and_priorities_are_those_of_the_papers(make_unroll, quantiles
     for parameter, gradient in zip(learner.online.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(outcome.priorities[TABLE], errors + 1e-6, rtol=1e-4, atol=1e-5)
-    assert isinstance(learner.learning, QuantileLearning)
 
 
 @pytest.mark.parametrize(("quantiles", "munchausen"), KINDS, ids=IDS)
