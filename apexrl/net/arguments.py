@@ -40,7 +40,7 @@ def checked_numbers(numbers: Iterable[int]) -> list[int]:
 
     Raises: ValueError when one is no whole number from 0 to 2**53.
     """
-    found = distinct(_whole(list(numbers), "unroll numbers"))
+    found = distinct(checked_whole(list(numbers), "unroll numbers"))
     if len(found) and found[-1] > MAX_NUMBER:
         raise ValueError(f"unroll number {found[-1]}: the largest is {MAX_NUMBER}")
     return [int(number) for number in found]
@@ -52,7 +52,7 @@ def checked_update(keys: ArrayLike, priorities: ArrayLike) -> tuple[np.ndarray, 
     Raises: ValueError when keys are no whole numbers from 0, when priorities are negative or not finite, or when there
       are not as many of both.
     """
-    keys = _whole(keys, "keys")
+    keys = checked_whole(keys, "keys")
     try:
         values = exactly(priorities, np.float32, keys.shape)
     except ValueError as error:
@@ -63,14 +63,6 @@ def checked_update(keys: ArrayLike, priorities: ArrayLike) -> tuple[np.ndarray, 
         given = np.ravel(priorities)[first]
         raise ValueError(f"priority {given} of key {keys[first]}, where finite float32 numbers from 0 are needed")
     return keys, values
-
-
-def checked_keys(keys: ArrayLike) -> np.ndarray:
-    """Returns keys [B] int64.
-
-    Raises: ValueError when they are no whole numbers from 0.
-    """
-    return _whole(keys, "keys")
 
 
 def checked_header(header: UnrollHeader) -> UnrollHeader:
@@ -108,7 +100,11 @@ def checked_number(cast: Callable[[Any], T], value: object, name: str) -> T:
         raise WireError(f"{name} of {value!r}: {error}") from error
 
 
-def _whole(values: ArrayLike, name: str) -> np.ndarray:
+def checked_whole(values: ArrayLike, name: str) -> np.ndarray:
+    """Returns numbers [B] int64.
+
+    Raises: ValueError when they are no whole numbers from 0.
+    """
     try:
         numbers = exactly(values, np.int64)
     except ValueError as error:

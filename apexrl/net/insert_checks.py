@@ -9,14 +9,12 @@ import zstandard
 from apexrl.bounds import needed_of
 from apexrl.errors import WireError
 from apexrl.net import wire
-from apexrl.net.arguments import MAX_NUMBER
 from apexrl.replay.priority_table import drawable
 from apexrl.types import StreamSpec
 
 MAX_MESSAGE_OVERHEAD_BYTES = 1024
 EPISODE_BYTES = 40
 MAX_BLOCK_OVERHEAD_BYTES = 1024  # bytes that do not compress grow a little
-MAX_FINITE = 1e300  # as `Finite` has it
 INFINITE_BITS = 0x7F800000  # of a float32: those of a finite number from 0 are below, of all others not
 BUILT_IN_FIELDS = ("frame", "action", "reward", "discount", "start")
 
@@ -42,20 +40,6 @@ class InsertSizes:
         if insert.stream >= num_streams:
             return f"stream {insert.stream} of {num_streams}"
         return self.why_wrong(insert) or self.why_wrong_block(block)
-
-    def is_plain(self, insert: wire.Insert, num_streams: int) -> bool:
-        """Returns whether only arrays or the block of an insert can be wrong. Others have to be decoded to be judged.
-
-        That is so for nearly all, and takes a fraction of the time. Their arrays have the right shapes.
-        """
-        return (
-            not insert.episodes
-            and type(insert.stream) is type(insert.first_step) is type(insert.params_version) is int
-            and 0 <= insert.stream < num_streams
-            and 0 <= insert.first_step <= MAX_NUMBER
-            and -1 <= insert.params_version <= MAX_NUMBER
-            and abs(insert.exploration) <= MAX_FINITE
-        )
 
     def why_wrong(self, insert: wire.Insert) -> str:
         """Returns which array of an insert has a wrong size, or an empty string."""

@@ -139,12 +139,9 @@ class InsertClient(Closing):
             shapes = f"valid of shape {np.shape(header.valid)} and priorities of shape {np.shape(header.priorities)}"
             raise WireError(f"{shapes}, not ({spec.unroll_starts},) and ({spec.num_priorities},)")
         message = wire.Insert.of(checked_header(header), self._next_sequence, self.actor)
-        if sizes.is_plain(message, self._num_streams):
-            fault = sizes.why_wrong_block(block)
-        else:
-            encoded = wire.encode(msgspec.structs.replace(message, sequence=MAX_NUMBER))
-            wire.decode_insert(encoded)
-            fault = sizes.why_malformed(message, encoded, block, self._num_streams)
+        encoded = wire.encode(msgspec.structs.replace(message, sequence=MAX_NUMBER))
+        wire.decode_insert(encoded)
+        fault = sizes.why_malformed(message, encoded, block, self._num_streams)
         if fault := fault or sizes.why_wrong_numbers(message):
             raise WireError(f"no replay server takes this insert: {fault}")
         return message

@@ -119,7 +119,8 @@ class Listener:
         if self._repeats.let_through():
             self._held = {held for held in self._held if self._is_ours(held)}  # should an end have gone untold
             logger.warning(
-                "%s has %d connections and takes no more (%d were ended so far): is it open to strangers?",
+                "%s has %d connections and takes no more (%d were ended so far): is it open to strangers, "
+                "or are unrolls large?",
                 self.endpoint, self._max_connections, self._num_ended,
             )  # fmt: skip
         if self._is_ours(descriptor):

@@ -141,12 +141,7 @@ class LogClient(Closing):
             wire.decode_to_replay([wire.encode(self._subscription())])
         except WireError as error:
             raise ValueError(f"no replay server takes this reader: {error}") from error
-        self._connection = Connection(endpoint, keyring, context, log)
-
-    @property
-    def connection(self) -> Connection:
-        """The connection, to see how the server is."""
-        return self._connection
+        self.connection = Connection(endpoint, keyring, context, log)
 
     def poll(self, timeout_milliseconds: int) -> LogEvent | None:
         """Returns the next event of the log in order, or None when there is none in time.
@@ -157,10 +152,10 @@ class LogClient(Closing):
         patience = self._updates.patience_milliseconds
         if not patience:
             self.send_updates()
-        received = self._connection.receive(min(timeout_milliseconds, patience))
+        received = self.connection.receive(min(timeout_milliseconds, patience))
         if received is None and patience < timeout_milliseconds:
             self.send_updates()
-            received = self._connection.receive(timeout_milliseconds - patience)
+            received = self.connection.receive(timeout_milliseconds - patience)
         if received is None:
             return None
         message, attachments = received
@@ -230,10 +225,10 @@ class LogClient(Closing):
 
     def close(self) -> None:
         """Says goodbye."""
-        if self._connection.is_usable:
+        if self.connection.is_usable:
             self._doubts = 0  # there will be no answer, and a server that knows us takes them
             self.send_updates()
-        self._connection.close()
+        self.connection.close()
 
     @property
     def _is_known(self) -> bool:
@@ -285,14 +280,14 @@ class LogClient(Closing):
         All that it sent before lies unread in front of its answer, and stays valid. Priorities and demands wait for the
         answer: it would drop those of a stranger.
         """
-        self._connection.check_usable()
-        if self._subscribed and time.monotonic() - self._connection.last_sent > MAX_SILENCE_SECONDS:
+        self.connection.check_usable()
+        if self._subscribed and time.monotonic() - self.connection.last_sent > MAX_SILENCE_SECONDS:
             self._beat()
             self._doubts = self._unanswered
 
     def _beat(self) -> None:
         self._unanswered += 1
-        self._connection.send(wire.Heartbeat())
+        self.connection.send(wire.Heartbeat())
 
     def _was_answered(self) -> None:
         """Takes note of a `Standing`; of several heartbeats only the answer to the last one ends a doubt."""
@@ -314,9 +309,9 @@ class LogClient(Closing):
 
     def _keep_alive(self) -> None:
         self._return_after_silence()
-        if self._connection.is_silent:
+        if self.connection.is_silent:
             self.waits_for = "replay_connection"
-        if not self._connection.should_ask():
+        if not self.connection.should_ask():
             return
         if self._subscribed:
             self._demand()
@@ -328,7 +323,7 @@ class LogClient(Closing):
         """Asks for the log from where we are. The answer may come late, behind older messages."""
         self._asked_seconds, self._patience_seconds = time.monotonic(), RESEND_SECONDS
         self._request += 1  # answers to an older subscription are void
-        self._connection.send(self._subscription())
+        self.connection.send(self._subscription())
 
     def _subscription(self) -> wire.Subscribe:
         return wire.Subscribe(
@@ -356,7 +351,7 @@ class LogClient(Closing):
         if not self._is_known:  # the next answer says whether their keys still name the same items
             return
         for message in self._updates.drain():
-            self._connection.send(message)
+            self.connection.send(message)
 
     def _demand(self) -> None:
         if not self._is_known:  # the server counts batches from 0 once it has heard us
@@ -364,7 +359,7 @@ class LogClient(Closing):
         self.send_updates()  # the batches that are demanded are drawn by them
         self._unasked = [0] * len(self._tables)
         batches = (n + self._prefetch_batches - u for n, u in zip(self._next_batch, self._untaken, strict=True))
-        self._connection.send(wire.Demand(self._next_number, tuple(max(number, 0) for number in batches)))
+        self.connection.send(wire.Demand(self._next_number, tuple(max(number, 0) for number in batches)))
 
 
 class _Updates:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from apexrl.errors import PeerRefused, PeerTimeout
 from apexrl.net import wire
-from apexrl.net.arguments import check_named, checked_keys, checked_numbers, checked_update
+from apexrl.net.arguments import check_named, checked_numbers, checked_update, checked_whole
 from apexrl.net.calls import Call, Closing, Steps, call, deadline_of
 from apexrl.net.connection import POLL_SECONDS
 from apexrl.net.fetches import Fetch, Held, SampledUnrolls, StoredUnroll
@@ -199,7 +199,7 @@ class ReplayClient(Closing):
     @call
     def deleting(self, table: str, keys: ArrayLike, timeout_seconds: float) -> Steps[int]:
         """Is `delete` to be awaited."""
-        numbers, deadline, count = checked_keys(keys), deadline_of(timeout_seconds), 0
+        numbers, deadline, count = checked_whole(keys, "keys"), deadline_of(timeout_seconds), 0
         yield from self._until(lambda: self.spec is not None, timeout_seconds, "log")
         numbers, generation = numbers[self._current(table, numbers)], self._generation
         for first in range(0, len(numbers), wire.MAX_BATCH):

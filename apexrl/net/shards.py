@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from apexrl.errors import PeerTimeout
 from apexrl.net import wire
-from apexrl.net.arguments import checked_keys, checked_numbers, checked_update
+from apexrl.net.arguments import checked_numbers, checked_update, checked_whole
 from apexrl.net.calls import Closing, Steps, call, deadline_of
 from apexrl.net.connection import POLL_SECONDS
 from apexrl.net.keyring import Keyring
@@ -123,7 +123,7 @@ class ShardedReplayClient(Closing):
     @call
     def deleting(self, table: str, keys: ArrayLike, timeout_seconds: float) -> Steps[int]:
         """Is `delete` to be awaited."""
-        names, deadline, count = checked_keys(keys), deadline_of(timeout_seconds), 0
+        names, deadline, count = checked_whole(keys, "keys"), deadline_of(timeout_seconds), 0
         for shard, own in self._owners(names):
             left = deadline - time.monotonic()
             count += yield from self.shards[shard].deleting(table, names[own] // len(self.shards), left)
