@@ -316,7 +316,7 @@ def _in_dtypes(space: gymnasium.Space, observation: Any) -> Any:
     try:
         array = np.asarray(observation) if isinstance(space, Box) else np.asarray(None)
     except ValueError:  # of several shapes, such as what `reset` returns
-        return observation
+        return np.asarray(None)
     if array.dtype.kind not in "biuf":
         return observation
     with np.errstate(invalid="ignore"):

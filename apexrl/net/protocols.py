@@ -1,21 +1,32 @@
 """Versions of the wire protocol: two peers speak the highest one that both know."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from apexrl.net import wire
+from typing import Protocol
 
 PROTOCOLS = range(6, 7)  # that this version speaks; 6 is that of release 0.2.0
 PROTOCOL = PROTOCOLS[-1]
 
 
-def agreed_protocol(greeting: "wire.Hello | wire.Subscribe", own: range = PROTOCOLS) -> int:
+class Greeting(Protocol):
+    """The part of a greeting that tells which protocols a peer speaks."""
+
+    @property
+    def protocol(self) -> int:
+        """The oldest one."""
+        ...
+
+    @property
+    def newest_protocol(self) -> int:
+        """The newest one; 0 of peers that name one alone."""
+        ...
+
+
+def agreed_protocol(greeting: Greeting, own: range = PROTOCOLS) -> int:
     """Returns the highest protocol that a peer and a server of `own` protocols speak, -1 when there is none."""
     newest = min(max(greeting.newest_protocol, greeting.protocol), own[-1])
     return newest if newest >= max(greeting.protocol, own[0]) else -1
 
 
-def why_other_protocol(greeting: "wire.Hello | wire.Subscribe", own: range = PROTOCOLS) -> str:
+def why_other_protocol(greeting: Greeting, own: range = PROTOCOLS) -> str:
     """Returns why a peer is refused with which a server of `own` protocols has none in common; else an empty string."""
     if agreed_protocol(greeting, own) >= 0:
         return ""
