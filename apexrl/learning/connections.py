@@ -106,16 +106,16 @@ class OtherConnections(Logs):
     def __init__(self, wires: WireConfig, name: str):
         """Connects, and waits for nobody."""
         super().__init__(wires)
-        self.metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, self._keyring)
+        self._metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), name, self._keyring)
 
     def report(self, run: str, scalars: dict[str, float]) -> None:
         """Sends the newest metrics of this learner."""
-        self.metrics.run = run
-        self.metrics.report(scalars)
+        self._metrics.run = run
+        self._metrics.report(scalars)
 
     def close(self) -> None:
         """Closes the connection, and frees the keys."""
-        self.metrics.close()
+        self._metrics.close()
         super().close()
 
 

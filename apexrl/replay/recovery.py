@@ -57,7 +57,7 @@ def recover(directory: Path, capacity: int = sys.maxsize, max_bytes: float = mat
     _put_in_place(directory, identity)
     files = files_of(directory, identity)
     scans, ends, num_bytes = list[tuple[SegmentFile, Scan]](), ends_of(files), 0
-    most_unrolls = -(-capacity // identity.spec.unroll_starts)
+    most_unrolls, newest = -(-capacity // identity.spec.unroll_starts), None
     held: dict[int, tuple[Entry, SegmentFile]] = {}
     for file, found in read_segments(reversed(files)):
         scans.append((file, found))
@@ -65,7 +65,8 @@ def recover(directory: Path, capacity: int = sys.maxsize, max_bytes: float = mat
             if entry.number < ends[file.path] and entry.number not in held:
                 held[entry.number] = entry, file
                 num_bytes += len(entry.message) + len(entry.block)
-        if held and (file.first_number <= max(held) + 1 - most_unrolls or num_bytes >= max_bytes):
+        newest = max(held, default=None) if newest is None else newest  # in the first file that has any
+        if newest is not None and (file.first_number <= newest + 1 - most_unrolls or num_bytes >= max_bytes):
             break
     for file, found in scans:
         used = [entry for entry in found.entries if held.get(entry.number) == (entry, file)]

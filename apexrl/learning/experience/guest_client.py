@@ -15,6 +15,7 @@ from apexrl.config.sections import ReplayConfig
 from apexrl.errors import ConfigError, WireError
 from apexrl.learning.experience.own_log import OwnLog
 from apexrl.learning.experience.recutter import Recutter
+from apexrl.learning.waiter import ABSENT
 from apexrl.net.log_client import LogAppend, LogClient, LogEvent, LogStart
 from apexrl.replay.journal import FORMAT, LogIdentity
 from apexrl.replay.log import LogEntry
@@ -50,7 +51,7 @@ class GuestClient(OwnLog):
           wanted: from the spec of the log to that of the unrolls that the learner needs.
           config: with the tables of the guest.
         """
-        super().__init__(batch_sizes, prefetch_batches, "replay_connection")
+        super().__init__(batch_sizes, prefetch_batches, ABSENT)
         self._client = client
         self._wanted = wanted
         self._config = config
@@ -75,7 +76,7 @@ class GuestClient(OwnLog):
     def _follow(self, timeout_milliseconds: int) -> bool:
         """Takes what comes from the server; returns whether something came."""
         event = self._client.poll(timeout_milliseconds)
-        if self._replay is None or self._client.waits_for == "replay_connection":
+        if self._replay is None or self._client.waits_for == ABSENT:
             self.waits_for = self._client.waits_for
         match event:
             case LogStart():
@@ -126,7 +127,7 @@ class GuestClient(OwnLog):
             if isinstance(table, FifoTable):
                 table.keep_newest(BACKLOG_BATCHES * size)
             why = self._replay.why_no_sample(name, size)
-            if self._client.waits_for != "replay_connection":  # its absence counts, also where there is enough here
+            if self._client.waits_for != ABSENT:  # its absence counts, also where there is enough here
                 self.waits_for = why
             if not why:
                 self._give(name, self._replay.sample(name, size))

@@ -19,6 +19,7 @@ from apexrl.learning.experience.draw import Draw, DrawQueue
 from apexrl.learning.experience.keeping import Keeping
 from apexrl.learning.experience.sampler import Sampler
 from apexrl.learning.experience.unroll_store import UnrollStore
+from apexrl.learning.waiter import ABSENT
 from apexrl.lifecycle import Stop
 from apexrl.net.log_client import LogAppend, LogBatch, LogEvent, LogStart
 from apexrl.types import Episode, LogPosition, StreamSpec
@@ -69,7 +70,7 @@ class Replica:
         self.counted = counted
         self.params_versions = collections.deque[int](maxlen=256)  # those that made the newest unrolls
         self.num_undecodable = 0
-        self.waits_for = "replay_connection"
+        self.waits_for = ABSENT
         self.num_updates = 0  # that the learner has made, as its thread says: candidates become fewer with them
         self._client = client
         self._keeping = keeping
