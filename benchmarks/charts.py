@@ -57,9 +57,11 @@ COMPARISONS = {  # the rows of charts, by the names of their files
         "games-breakout-ape-x": "Ape-X, one rate", "games-breakout-falling": "Ape-X, a rate that falls over 16 M",
         "games-breakout-ape-x-hour": "Ape-X, an hour of two cores",
         "games-breakout-impact": "IMPACT, a rate that falls over 12 M, one core",
-        "games-breakout-impact-hour": "IMPACT, an hour of two cores"})],
+        "games-breakout-impact-hour": "IMPACT, an hour of two cores",
+        "games-breakout-impact-night": "IMPACT, 145 minutes of one core"})],
     "games-beamrider-quantiles": [Row("", ("minutes", "frames"), {
-        "games-beamrider-ape-x-core": "Ape-X", "games-beamrider-quantiles": "Ape-X with 32 quantiles"})],
+        "games-beamrider-ape-x-core": "Ape-X", "games-beamrider-quantiles": "Ape-X with 32 quantiles",
+        "games-beamrider-quantiles-night": "Ape-X with 32 quantiles, 145 minutes"})],
     "games-breakout-gpu": [Row("", ("minutes", "frames"), {
         "games-breakout-gpu": "Ape-X", "games-breakout-gpu-impact": "IMPACT"})],
     "robots-half-cheetah-impact": [Row("", ("minutes", "frames"), {
