@@ -62,6 +62,10 @@ COMPARISONS = {  # the rows of charts, by the names of their files
     "games-beamrider-quantiles": [Row("", ("minutes", "frames"), {
         "games-beamrider-ape-x-core": "Ape-X", "games-beamrider-quantiles": "Ape-X with 32 quantiles",
         "games-beamrider-quantiles-night": "Ape-X with 32 quantiles, 145 minutes"})],
+    "games-seaquest-enduro": [
+        Row(title, ("minutes", "frames"), {f"games-{title.lower()}-quantiles": "Ape-X with 32 quantiles"})
+        for title in ("Seaquest", "Enduro")
+    ],
     "games-breakout-gpu": [Row("", ("minutes", "frames"), {
         "games-breakout-gpu": "Ape-X", "games-breakout-gpu-impact": "IMPACT"})],
     "robots-half-cheetah-impact": [Row("", ("minutes", "frames"), {
