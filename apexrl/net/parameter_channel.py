@@ -1,8 +1,10 @@
 """The parameter channel: from the learner to all actors and evaluators; the newest value wins.
 
-A subscriber keeps only the newest message in its socket (CONFLATE). Once a second it says that it is there. The
-publisher sends each value once to each connection that it has heard of. It stores nothing of a peer's messages. With
-many subscribers it sends fewer values, so that the learner's network has room for the rest.
+A subscriber keeps only the newest message in its socket (CONFLATE). ZeroMQ may lose a message there that comes in
+while the subscriber looks; the next value makes up for it, or the last one, which is sent again when no other comes.
+Once a second a subscriber says that it is there. The publisher sends each value once to each connection that it has
+heard of. It stores nothing of a peer's messages. With many subscribers it sends fewer values, so that the learner's
+network has room for the rest.
 """
 
 import contextlib
