@@ -62,14 +62,21 @@ COMPARISONS = {  # the rows of charts, by the names of their files
     "games-beamrider-quantiles": [Row("", ("minutes", "frames"), {
         "games-beamrider-ape-x-core": "Ape-X", "games-beamrider-quantiles": "Ape-X with 32 quantiles",
         "games-beamrider-quantiles-night": "Ape-X with 32 quantiles, 145 minutes"})],
-    "games-seaquest-enduro": [
-        Row(title, ("minutes", "frames"), {f"games-{title.lower()}-quantiles": "Ape-X with 32 quantiles"})
-        for title in ("Seaquest", "Enduro")
-    ],
+    **{
+        "games-" + "-".join(titles).lower(): [
+            Row(title, ("minutes", "frames"), {f"games-{title.lower()}-quantiles": "Ape-X with 32 quantiles"})
+            for title in titles
+        ]
+        for titles in (("Seaquest", "Enduro"), ("SpaceInvaders", "Qbert"))
+    },
     "games-breakout-gpu": [Row("", ("minutes", "frames"), {
         "games-breakout-gpu": "Ape-X", "games-breakout-gpu-impact": "IMPACT"})],
     "robots-half-cheetah-impact": [Row("", ("minutes", "frames"), {
         "robots-half-cheetah-impact": "IMPACT", "robots-half-cheetah-sb3-ppo": "SB3 PPO"})],
+    "robots-bipedal": [
+        Row(f"batches of {size}", ("minutes",), {f"robots-bipedal-{size}-seed{seed}": f"seed {seed}" for seed in seeds})
+        for size, seeds in {64: (0, 1, 2), 256: (0, 1, 2, 3)}.items()
+    ],
     "robots-sb3-sac": [
         Row(title, ("minutes", "frames"), {f"robots-{name}-sac-core": OURS, f"robots-{name}-sb3-sac": "SB3"})
         for title, name in {"HalfCheetah-v5": "half-cheetah", "Walker2d-v5": "walker2d", "Hopper-v5": "hopper"}.items()
