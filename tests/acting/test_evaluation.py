@@ -332,7 +332,7 @@ def test_a_learner_that_was_away_hears_its_last_evaluation_again(monkeypatch):
 
 
 def test_the_last_parameters_of_a_learner_that_came_back_are_played_again_where_they_differ():
-    """What it normalizes by may have moved on, and an evaluation of others counts for nothing there."""
+    """Its moments may have moved on, and an evaluation by others counts for nothing there."""
     last = published(3, is_last=True)
     header = decode_parameters(last).header
     evaluator, command = SimpleNamespace(spec=header.spec), parse(ActorCommand, [])

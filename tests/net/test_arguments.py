@@ -1,4 +1,4 @@
-"""What callers of the clients give, checked before anything is sent."""
+"""Arguments that callers give to the clients are checked before anything is sent."""
 
 import pytest
 

@@ -88,7 +88,7 @@ def test_a_publisher_with_a_bound_sends_fewer_values(spec):
     with running(bytes_per_second=1.0) as publisher, contextlib.ExitStack() as stack:
 
         def first_value():
-            """What one more subscriber gets within five seconds: a value that is lost comes again after minutes."""
+            """The version that one more subscriber gets in five seconds: a lost value comes again after minutes."""
             subscribers.append(stack.enter_context(contextlib.closing(ParameterSubscriber(publisher.endpoint))))
             return next(filter(None, (newest(subscribers[-1]) for _ in range(50))), None)
 

@@ -1,4 +1,4 @@
-"""What a run knows of its observations and rewards, through its other starts, forks and learners. Real processes."""
+"""Moments of observations and rewards go through a run's other starts, forks and learners. Real processes."""
 
 import signal
 
