@@ -97,6 +97,14 @@ VECTORS: Preset = {
 """For actions that are vectors: PPO's clip and trace on MuJoCo (arXiv:1707.06347, table 3), four uses of each step,
 observations and rewards in the run's measure. What it learned and where it fails: docs/log/robots.md."""
 
+WALKERS: Preset = {
+    **VECTORS,
+    "update": {**VECTORS["update"], "batch_size": 256, "mix": ("uniform@1024=1",), "minibatches": 16},
+    "replay": {**VECTORS["replay"], "min_size_to_sample": 32_768, "samples_per_insert": 8.0},
+}  # fmt: skip
+"""For robots that fall: sixteen times as many unrolls in a batch, and eight uses of each step. They begin later and
+fall less, and HalfCheetah, which cannot fall, learns less with them: docs/log/robots.md."""
+
 
 def stream(algorithm: ImpactAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
     """Returns the stream of an environment, whatever its actions are: as IMPALA's.
@@ -175,6 +183,7 @@ FAMILY = Family(
         "two-cores": TWO_CORES,
         "small": SMALL,
         "vectors": VECTORS,
+        "walkers": WALKERS,
     },
     raw_rewards_flag=impala_config.FAMILY.raw_rewards_flag,
     idle=idle,

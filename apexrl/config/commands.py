@@ -29,7 +29,7 @@ class Command:
     default is sac. Some environments have another default: Corridor-v0 has impala, BipedalWalker-v3 impact."""
     preset: str = "auto"
     """Defaults of flags that are not given: paper, gpu, two-cores (of a CPU), small (environments). impact has
-    vectors (actions) and apex-dpg td3 and d4pg, too."""
+    vectors and walkers (actions), and apex-dpg td3 and d4pg, too."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of everything random."""
 
