@@ -69,6 +69,8 @@ COMPARISONS = {  # the rows of charts, by the names of their files
         ]
         for titles in (("Seaquest", "Enduro"), ("SpaceInvaders", "Qbert"))
     },
+    "games-qbert": [Row("", ("minutes", "frames"), {
+        "games-qbert-quantiles": "Ape-X with 32 quantiles", "games-qbert-impact-night": "IMPACT"})],
     "games-breakout-gpu": [Row("", ("minutes", "frames"), {
         "games-breakout-gpu": "Ape-X", "games-breakout-gpu-impact": "IMPACT"})],
     "robots-half-cheetah-impact": [Row("", ("minutes", "frames"), {
@@ -76,6 +78,12 @@ COMPARISONS = {  # the rows of charts, by the names of their files
     "robots-bipedal": [
         Row(f"batches of {size}", ("minutes",), {f"robots-bipedal-{size}-seed{seed}": f"seed {seed}" for seed in seeds})
         for size, seeds in {64: (0, 1, 2), 256: (0, 1, 2, 3)}.items()
+    ],
+    "robots-walkers": [
+        Row(title, ("minutes",), {
+            f"robots-{name}-sac-core": "SAC, seed 1", f"robots-{name}-sac-core-seed4": "SAC, seed 4",
+            **{f"robots-{name}-impact-seed{seed}": f"IMPACT, seed {seed}" for seed in seeds}})
+        for title, name, seeds in (("Walker2d-v5", "walker2d", (0, 1)), ("Hopper-v5", "hopper", (0,)))
     ],
     "robots-sb3-sac": [
         Row(title, ("minutes", "frames"), {f"robots-{name}-sac-core": OURS, f"robots-{name}-sb3-sac": "SB3"})
