@@ -83,7 +83,7 @@ COMPARISONS = {  # the rows of charts, by the names of their files
         Row(title, ("minutes",), {
             f"robots-{name}-sac-core": "SAC, seed 1", f"robots-{name}-sac-core-seed4": "SAC, seed 4",
             **{f"robots-{name}-impact-seed{seed}": f"IMPACT, seed {seed}" for seed in seeds}})
-        for title, name, seeds in (("Walker2d-v5", "walker2d", (0, 1)), ("Hopper-v5", "hopper", (0,)))
+        for title, name, seeds in (("Walker2d-v5", "walker2d", (0, 1)), ("Hopper-v5", "hopper", (0, 1)))
     ],
     "robots-sb3-sac": [
         Row(title, ("minutes", "frames"), {f"robots-{name}-sac-core": OURS, f"robots-{name}-sb3-sac": "SB3"})
