@@ -82,8 +82,8 @@ COMPARISONS = {  # the rows of charts, by the names of their files
     "robots-walkers": [
         Row(title, ("minutes",), {
             f"robots-{name}-sac-core": "SAC, seed 1", f"robots-{name}-sac-core-seed4": "SAC, seed 4",
-            **{f"robots-{name}-impact-seed{seed}": f"IMPACT, seed {seed}" for seed in seeds}})
-        for title, name, seeds in (("Walker2d-v5", "walker2d", (0, 1)), ("Hopper-v5", "hopper", (0, 1)))
+            **{f"robots-{name}-impact-seed{seed}": f"IMPACT, seed {seed}" for seed in (0, 1)}})
+        for title, name in {"Walker2d-v5": "walker2d", "Hopper-v5": "hopper"}.items()
     ],
     "robots-sb3-sac": [
         Row(title, ("minutes", "frames"), {f"robots-{name}-sac-core": OURS, f"robots-{name}-sb3-sac": "SB3"})

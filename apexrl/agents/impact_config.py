@@ -102,8 +102,8 @@ WALKERS: Preset = {
     "update": {**VECTORS["update"], "batch_size": 256, "mix": ("uniform@1024=1",), "minibatches": 16},
     "replay": {**VECTORS["replay"], "min_size_to_sample": 32_768, "samples_per_insert": 8.0},
 }  # fmt: skip
-"""For robots that fall: sixteen times as many unrolls in a batch, and eight uses of each step. They begin later and
-fall less, and HalfCheetah, which cannot fall, learns less with them: docs/log/robots.md."""
+"""For robots that fall: sixteen times as many unrolls in a batch, and eight uses of each step. BipedalWalker begins
+later with them and falls less, and HalfCheetah, which cannot fall, learns less: docs/log/robots.md."""
 
 
 def stream(algorithm: ImpactAlgorithm, environment: EnvironmentSpec) -> StreamSpec:
