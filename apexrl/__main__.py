@@ -75,13 +75,13 @@ def _run() -> int:
     # `bash run.sh FLAGS` trains.
     sys.argv = [typed if name == "train" and typed.startswith("bash ") else f"{typed} {name}", *rest]
     try:
-        if name == "resume":
-            if HELP.intersection(rest):
-                say(f"usage: {typed} resume [RUN] [FLAGS]\n\nGoes on with a run, the newest one unless told otherwise.")
-                say(f"FLAGS are those of training: {typed} train --help")
-                return 0
-            sys.argv[1:] = resuming(rest)
+        if name == "resume" and HELP.intersection(rest):
+            say(f"usage: {typed} resume [RUN] [FLAGS]\n\nGoes on with a run, the newest one unless told otherwise.")
+            say(f"FLAGS are those of training: {typed} train --help")
+            return 0
         check_current_directory()
+        if name == "resume":
+            sys.argv[1:] = resuming(rest)
         module, _, function = COMMANDS[name].function.partition(":")
         run: Callable[[], int] = getattr(importlib.import_module(module), function)
         return run()

@@ -61,7 +61,7 @@ def test_a_directory_that_is_gone_is_one_line(monkeypatch, capsys, tmp_path):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    for words in (["runs"], ["watch"], ["compare"], ["train", "--env", "mine:Walk-v0"]):
+    for words in (["runs"], ["watch"], ["compare"], ["resume"], ["train", "--env", "mine:Walk-v0"]):
         assert started(monkeypatch, *words) == 2
         assert capsys.readouterr().err == "cannot run: the current directory is gone: change to another one, by cd\n"
     assert started(monkeypatch, "help") == 0

@@ -122,7 +122,7 @@ class VideoWriter:
 
     def _check(self) -> None:
         """Removes a video that cannot be played: OpenCV tells nobody that the disk was full."""
-        if self.video is not None and not cv2.VideoCapture(str(self.video)).read()[0]:
+        if self.video is not None and not cv2.VideoCapture(_file_name(self.video)).read()[0]:
             logger.warning("no video: %s was not written whole; see whether its disk has space", self.video)
             self.video.unlink(missing_ok=True)
             self.video = None
@@ -133,7 +133,8 @@ class VideoWriter:
         size = (scale * width, scale * height)
         if self._writer is None:
             with without_lines(HARMLESS):
-                writer = cv2.VideoWriter(str(video), cv2.VideoWriter.fourcc(*"VP80"), self._pictures_per_second, size)
+                codec = cv2.VideoWriter.fourcc(*"VP80")
+                writer = cv2.VideoWriter(_file_name(video), codec, self._pictures_per_second, size)
             if not writer.isOpened():
                 logger.warning("no video: %s cannot be written; see whether its directory can, and its disk", video)
                 self.video = None
@@ -141,6 +142,11 @@ class VideoWriter:
             self._writer = writer
         bgr = cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)
         self._writer.write(cv2.resize(bgr, size, interpolation=cv2.INTER_NEAREST))
+
+
+def _file_name(video: Path) -> str:
+    """Returns a file for FFmpeg, which takes what stands before a colon for a protocol, as in pong:1/game.webm."""
+    return str(video.absolute())
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 from apexrl.errors import ConfigError
 from apexrl.lines import Repeats
 from apexrl.net.keyring import Keyring
-from apexrl.net.sockets import bind
+from apexrl.net.sockets import bind, make_socket
 
 logger = logging.getLogger(__name__)
 
@@ -145,8 +145,8 @@ def _monitor(socket: zmq.Socket) -> zmq.Socket:
     """Returns the socket that tells the connections of a socket. It has no bound, so libzmq's thread never waits."""
     endpoint = f"inproc://connections-{socket.underlying}"
     socket.monitor(endpoint, _EVENTS)
-    monitor = socket.context.socket(zmq.PAIR)
-    monitor.linger = monitor.rcvhwm = 0
+    monitor = make_socket(socket.context, zmq.PAIR)
+    monitor.rcvhwm = 0
     monitor.connect(endpoint)
     return monitor
 

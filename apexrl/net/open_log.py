@@ -76,7 +76,7 @@ class OpenLog:
                 journal.rewritten(rewrite)
             if await in_thread(journal.is_writable):
                 self.actors.resume()
-        except JournalError as error:
+        except (JournalError, OSError) as error:  # the latter from a disk that does not even tell the size of a file
             self.actors.fail(str(error))
 
     def journal_failed(self, fault: str) -> None:

@@ -13,7 +13,7 @@ import zmq
 
 from apexrl.config.sections import ReplayConfig
 from apexrl.config.tables import QUEUES, table_spec
-from apexrl.errors import ConfigError, JournalError
+from apexrl.errors import JournalError
 from apexrl.lifecycle import resident_bytes
 from apexrl.net.calls import Closing
 from apexrl.net.keyring import Keyring
@@ -91,18 +91,19 @@ class ReplayServer(Closing):
         self._num_received = 0  # messages of this second, plus half of the count a second ago
         self._hurries_until = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets = {role: make_socket(self._context, zmq.ROUTER) for role in ("actor", "learner")}
-        self._sockets["actor"].rcvhwm = self._sockets["learner"].rcvhwm = MAX_QUEUED_BY_PEER
-        self._sockets["actor"].sndhwm = MAX_QUEUED_FOR_ACTOR
-        self._sockets["learner"].sndhwm = MAX_QUEUED_FOR_LEARNER
-        self._fitted = self.service.open_logs  # the actors' port takes their unrolls
-        actor_bytes = actor_frame_bytes(self._fitted)
-        actor, learner = self._sockets["actor"], self._sockets["learner"]
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._listeners: list[Listener] = []  # that of the actors first
+        self._fitted = self.service.open_logs  # the actors' port takes their unrolls
+        ports = (
+            ("actor", actor_port, actor_frame_bytes(self._fitted), MAX_QUEUED_FOR_ACTOR),
+            ("learner", learner_port, LEARNER_FRAME_BYTES, MAX_QUEUED_FOR_LEARNER),
+        )
         try:
-            self._listeners.append(Listener(actor, host, actor_port, actor_bytes, keyring, ("actor",)))
-            self._listeners.append(Listener(learner, host, learner_port, LEARNER_FRAME_BYTES, keyring, ("learner",)))
-        except ConfigError:
+            for role, port, frame_bytes, most_queued in ports:
+                socket = self._sockets[role] = make_socket(self._context, zmq.ROUTER)
+                socket.rcvhwm, socket.sndhwm = MAX_QUEUED_BY_PEER, most_queued
+                self._listeners.append(Listener(socket, host, port, frame_bytes, keyring, (role,)))
+        except BaseException:
             self.close()
             raise
         self.actor_endpoint, self.learner_endpoint = (listener.endpoint for listener in self._listeners)

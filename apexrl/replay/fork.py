@@ -42,7 +42,7 @@ def fork_log(source: Path, target: Path, until: LogPosition | None = None) -> tu
         target.mkdir(parents=True, exist_ok=True)
         files = files_of(source, identity)
         if until is not None:
-            end = until.next_number if until.log == identity.log else 0
+            end = until.next_number if until.log in (identity.log, *identity.ancestors) else 0
             files = [file for file in files if file.first_number < end]
             if not files:
                 raise ConfigError(f"{source} holds nothing from before unroll {end} any more: fork a newer checkpoint")

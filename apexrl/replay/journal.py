@@ -285,7 +285,7 @@ class Journal:
     def rewrite(self, log: UnrollLog) -> Rewrite | None:
         """Returns the next file that the disk may not have whole, as the log has it; None when appends may go on.
 
-        Write it in any thread, then say `rewritten`.
+        Write it in any thread, then say `rewritten`. Raises: OSError when the disk does not tell the size of a file.
         """
         while not self._is_trusted and self._doubted:
             first = self._doubted[0]
@@ -299,13 +299,13 @@ class Journal:
         return None
 
     def rewritten(self, rewrite: Rewrite) -> None:
-        """Takes note that the disk has a file again."""
-        self._doubted.remove(rewrite.first)
-        if rewrite.first not in self._firsts:  # it has left the log meanwhile
+        """Takes note that the disk has a file again. Raises: OSError when it does not tell the size: it is due again."""
+        if is_held := rewrite.first in self._firsts:
+            self.num_bytes += rewrite.path.stat().st_size - rewrite.replaced_bytes
+        else:  # it has left the log meanwhile
             rewrite.path.unlink(missing_ok=True)
-            return
-        self.num_bytes += rewrite.path.stat().st_size - rewrite.replaced_bytes
-        if rewrite.number != rewrite.first:
+        self._doubted.remove(rewrite.first)
+        if is_held and rewrite.number != rewrite.first:
             bisect.insort(self._firsts, rewrite.number)
             self.forget_before(rewrite.number)
 

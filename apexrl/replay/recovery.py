@@ -70,9 +70,9 @@ def recover(directory: Path, capacity: int = sys.maxsize, max_bytes: float = mat
             break
     for file, found in scans:
         used = [entry for entry in found.entries if held.get(entry.number) == (entry, file)]
-        if not found.entries and not found.damages:
-            file.path.unlink()
-        elif file.is_in_place and (used or not found.entries) and _is_whole(file, found, files[-1]):
+        if not found.entries and _is_whole(file, found, files[-1]):
+            file.path.unlink()  # a later file may begin before it, and would end where it begins
+        elif file.is_in_place and used and _is_whole(file, found, files[-1]):
             _sync(file.path)  # a server that was killed had not synced all of it
         else:
             _set_aside(file, found, used, identity)

@@ -1,5 +1,6 @@
 """A file of a journal that is written again from the log in memory, because the disk may not have it whole."""
 
+import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,13 +21,18 @@ class Rewrite(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, header: SegmentHeader, first: int, numbers: range, log: UnrollLog) -> "Rewrite":
-        """Takes unrolls of the log, which has all of them, for the place of the file that begins with `first`."""
+        """Takes unrolls of the log, which has all of them, for the place of the file that begins with `first`.
+
+        Raises: OSError when the disk does not tell the size of the file.
+        """
         pieces = [pack_header(header)]
         for number in numbers:
             entry = log.get(number)
             assert entry is not None
             pieces += pack(number, entry.message, entry.block)
-        replaced_bytes = path.stat().st_size if path.exists() else 0
+        replaced_bytes = 0
+        with contextlib.suppress(FileNotFoundError):
+            replaced_bytes = path.stat().st_size
         return cls(first, numbers[0], path, pieces, replaced_bytes)
 
     def write(self) -> None:

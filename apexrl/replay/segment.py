@@ -8,8 +8,8 @@ A record has these parts, little-endian:
   uint32    bytes of the block
   ...       the message, then the block
 The first record of a file is its header: another magic, and a `SegmentHeader` in the place of the message. Numbers go
-up by one. A reader finds the next record after a damaged one by its magic, its checksum and its number: a block is an
-actor's, and may hold bytes that look like a record of any number.
+up by one. A reader finds the next record after a damaged one by its magic, its checksum and its number, which is none
+from before the first damage: a block is an actor's, and may hold bytes that look like a record of any number.
 """
 
 import struct
@@ -88,24 +88,26 @@ def scan(data: bytes, first_number: int = 0) -> Scan:
     damages: list[Damage] = []
     offsets: list[int] = []
     position = good = 0
-    next_number, search = first_number, SEARCHED * len(data)
+    lowest = next_number = first_number  # that a record behind damages may have; and the largest one
+    search = SEARCHED * len(data)
     while position < len(data):
         begin = position
         record = _unpack(data, begin, HEADER_MAGIC if begin == 0 else UNROLL_MAGIC)
-        if record is None or (damages and record[0].number > next_number):
-            position, search = _next_record(data, begin, next_number, search)
+        if record is None or (damages and not lowest <= record[0].number <= next_number):
+            position, search = _next_record(data, begin, lowest, next_number, search)
             damages.append(Damage(begin, position - begin))
             next_number += _most_lost(position - begin)
             continue
         entry, position = record
         good = position
+        if damages:  # the record may be made up, in the place of one that is lost
+            next_number = max(next_number, entry.number + 1)
+        else:
+            lowest = next_number = entry.number + 1 if begin > 0 else entry.number
         if begin > 0:
             entries.append(entry)
             offsets.append(begin)
-            next_number = entry.number + 1
-            continue
-        next_number = entry.number
-        if (header := _header(entry.message)) is None:
+        elif (header := _header(entry.message)) is None:
             damages.append(Damage(begin, position))
     return Scan(header, entries, damages, good, offsets)
 
@@ -140,12 +142,13 @@ def _most_lost(num_bytes: int) -> int:
     return num_bytes // _FIXED.size + MISSING_RECORDS
 
 
-def _next_record(data: bytes, begin: int, next_number: int, search: int) -> tuple[int, int]:
+def _next_record(data: bytes, begin: int, lowest: int, next_number: int, search: int) -> tuple[int, int]:
     """Returns where the next good record after a damage begins, or the end of the data, and what is left of `search`.
 
     No record has a larger number than next_number and those that fit between it and the beginning of the damage.
 
     Args:
+      lowest: the least number that it may have.
       search: bytes of which checksums may be computed. Bytes of a stranger may look like the beginnings of records all
         over, each as long as the rest of the file.
     """
@@ -153,7 +156,8 @@ def _next_record(data: bytes, begin: int, next_number: int, search: int) -> tupl
     while search > 0 and 0 <= (position := data.find(UNROLL_MAGIC, position + 1)) <= len(data) - _FIXED.size:
         _, _, number, message_bytes, block_bytes = _FIXED.unpack_from(data, position)
         num_bytes = _FIXED.size + message_bytes + block_bytes
-        if number > next_number + _most_lost(position - begin) or position + num_bytes > len(data):
+        highest = next_number + _most_lost(position - begin)
+        if not lowest <= number <= highest or position + num_bytes > len(data):
             continue
         search -= num_bytes
         if _unpack(data, position, UNROLL_MAGIC) is not None:

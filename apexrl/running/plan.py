@@ -115,8 +115,10 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     command = asked.onto(basis)
     host = EVERYWHERE.get(command.wires.bind_host, command.wires.bind_host)  # where roles of this machine find servers
     command = with_values(command, {"preset": basis.preset, "replay_host": host, "learner_host": host})
-    if command.replay.journal_dir not in ("auto", "off"):  # a later start may be in another directory
-        command = with_values(command, {"journal_dir": str(Path(command.replay.journal_dir).resolve())})
+    kept = {"journal_dir": command.replay.journal_dir, "record_dir": command.evaluation.record_dir}
+    for name, directory in kept.items():
+        if directory not in ("auto", "off", ""):  # a later start may be in another directory
+            command = with_values(command, {name: str(Path(directory).resolve())})
     if command.network.network and "inputs" not in asked.given:
         command = with_values(command, {"inputs": parts})
     starts = _fitting_starts(command, environment, "unroll_starts" in asked.given)

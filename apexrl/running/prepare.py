@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from apexrl.learning.goal import RATE, Courses
 from apexrl.net.keyring import ROLES, load_keyring
 from apexrl.networks.headers import Counters, latest_path
 from apexrl.own_modules import Trust
-from apexrl.replay.journal import IDENTITY_FILE, identity_of
+from apexrl.replay.journal import IDENTITY_FILE, identity_of, read_identity
 from apexrl.replay.segment_files import SEGMENT_PATTERN
 from apexrl.running.clock import Clock
 from apexrl.running.display import table_of
@@ -93,6 +94,8 @@ def prepare(
             plan = plan._replace(command=command)
             if taken:
                 console.print(taken, soft_wrap=True)
+        if saved is not None and basis.resume and plan.command.replay.journal_dir != saved.replay.journal_dir:
+            _check_journals(plan.command, continued(Path(basis.run), ask))
         begin()
         if not basis.resume:
             plan = plan._replace(command=_make_directory(asked.command, saved, plan.command, held, ask))
@@ -164,17 +167,28 @@ def _make_directory(
     check_new(Path(command.run_dir))
     held.enter_context(lock_run(command.run_dir))
     if saved is not None:
-        fork_run(saved, checkpoint, command)
+        try:
+            fork_run(saved, checkpoint, command)
+        except BaseException:  # half of a fork, which is neither a run nor nothing
+            shutil.rmtree(command.run_dir, ignore_errors=True)
+            raise
     return command
 
 
-def _check_journals(command: RunCommand) -> None:
-    """Raises ConfigError when a new run would go on with, and at last remove, the experience of another one.
+def _check_journals(command: RunCommand, counters: Counters | None = None) -> None:
+    """Raises ConfigError when a run would go on with, and at last remove, the experience of another one.
 
-    A journal in the run's own directory is new with that.
+    A journal in the run's own directory is its own.
+
+    Args:
+      counters: those of a run that goes on, whose journal may have been moved; None for a new one.
     """
+    own = {position.log for position in counters.logs} if counters is not None else set()
     for journal in () if command.replay.journal_dir == "auto" else journals_of(command):
         if (journal / IDENTITY_FILE).exists() or any(journal.glob(SEGMENT_PATTERN)):
+            identity = read_identity(journal)
+            if identity is not None and identity.log in own:
+                continue
             raise ConfigError(
                 f"--journal-dir {journal} holds the experience of another run: give another directory, --resume that "
                 "run, or learn from it with --from-journal"

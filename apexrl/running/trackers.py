@@ -85,9 +85,10 @@ def follow(directory: Path, tracker: Tracker, stop: Stop) -> None:
     which is whole when the next evaluation is told, or the run has ended.
     """
     told, evaluated, last = None, dict[str, float](), False
+    videos = Path(str(flags_of(directory).get("record-dir") or directory / VIDEOS))
 
     def show() -> None:
-        video = directory / VIDEOS / video_name(int(evaluated.get("evaluation/params_version", 0)))
+        video = videos / video_name(int(evaluated.get("evaluation/params_version", 0)))
         if evaluated and video.is_file():
             tracker.show(video, int(evaluated.get(EVALUATED_FRAMES, 0)))
 

@@ -1,6 +1,7 @@
 import logging
 import os
 import time
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -95,6 +96,13 @@ def test_a_video_of_which_the_disk_took_nothing_is_not_announced(tmp_path):
     (tmp_path / "game.webm").write_bytes(b"\x1aE")  # OpenCV writes to a full disk without an error
     assert writer.close().startswith(b"\x89PNG")
     assert writer.video is None and not list(tmp_path.iterdir())
+
+
+def test_a_directory_whose_name_has_a_colon_takes_videos(tmp_path, monkeypatch):
+    """FFmpeg takes what stands before the first colon of a relative path for a protocol."""
+    monkeypatch.chdir(tmp_path)
+    video, _ = record(VideoFolder(Path("pong:1") / "videos"), "game")
+    assert video is not None and (tmp_path / video).is_file()
 
 
 def test_without_pictures_there_is_no_video(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand
 from apexrl.config.flags import parse
 from apexrl.lifecycle import PERMANENT_STATUS
+from apexrl.running.tensorboard import link_runs
 from tests.deploy.commands import ran
 from tests.system.processes import ROOT
 
@@ -44,6 +45,17 @@ def test_a_permanent_error_is_not_tried_again(unit):
     keys = dict(re.findall(r"^(\w+)=(.*)$", (UNITS / f"apexrl-{unit}.service").read_text(), re.MULTILINE))
     assert keys["Restart"] in ("always", "on-failure")
     assert keys["RestartPreventExitStatus"] == str(PERMANENT_STATUS)
+
+
+def test_tensorboard_shows_the_run_of_the_learner(tmp_path):
+    learner, board = [(UNITS / f"apexrl-{unit}.service").read_text() for unit in ("learner", "tensorboard")]
+    run = re.search(r" --run-dir (\S+)", learner)[1]
+    served = re.search(r" -m apexrl\.running\.tensorboard (\S+)", board)[1]
+    (tmp_path / run[1:] / "tensorboard").mkdir(parents=True)
+    (tmp_path / run[1:] / "tensorboard" / "events.out.tfevents.0.learner").touch()
+    (tmp_path / "shown").mkdir()
+    link_runs(tmp_path / served[1:], tmp_path / "shown")
+    assert [link.parent.name for link in (tmp_path / "shown").rglob("events*")] == ["run"]
 
 
 @pytest.mark.parametrize("unit", ["sync", "learner", "finish"])

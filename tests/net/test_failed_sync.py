@@ -1,6 +1,9 @@
 """A replay server whose disk loses a sync: what it has acknowledged is on the disk before it takes more."""
 
 import contextlib
+import errno
+import itertools
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +59,30 @@ def test_a_server_that_is_stopped_after_a_failed_sync_leaves_everything_on_the_d
             disk.fails = 1
     disk.cut_power(tmp_path)
     assert sequences_in(tmp_path) == list(range(3))
+
+
+@pytest.mark.parametrize("looks", [0, 1], ids=["before the rewrite", "after it"])
+def test_a_disk_that_does_not_even_tell_sizes_is_tried_again(spec, tmp_path, monkeypatch, looks):
+    """As a file system does that has shut itself down, or whose server is gone."""
+    peers = Peers(spec, tmp_path)
+    peers.hello(b"a", streams=10)
+    peers.store(b"a", 0)
+    peers.service.open_log.journal_failed("the disk did not take the journal")
+    told = itertools.count()
+    stat = Path.stat
+
+    def fail(path, **options):
+        if path.name.startswith("unrolls-") and next(told) >= looks:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return stat(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", fail)
+        peers.try_journal()
+    assert next(told) > looks and "Input/output error" in peers.service.open_log.actors.journal_fault
+    peers.try_journal()
+    peers.store(b"a", 1)
+    assert peers.log.end_number == 2
 
 
 def test_inserts_are_refused_while_the_disk_does_not_take_the_old_ones(spec, tmp_path, disk):

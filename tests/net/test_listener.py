@@ -1,6 +1,7 @@
 """A port takes little of strangers: few bytes, for few seconds, on so many connections."""
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import zmq
 
-from apexrl.net import InsertClient, ReplayClient, listener, load_keyring, sockets
+from apexrl.config.sections import ReplayConfig
+from apexrl.errors import ConfigError
+from apexrl.net import InsertClient, ReplayClient, listener, load_keyring, replay_server, sockets
 from apexrl.net.keyring import ROLES, make_keys
 from apexrl.net.listener import RESERVED_FILES, Listener, most_connections
 from apexrl.net.metrics_channel import Evaluation, MetricsClient, MetricsServer, checksum
@@ -142,6 +145,25 @@ def test_the_bound_follows_from_frames_and_file_descriptors():
     ended = subprocess.run([sys.executable, "-c", FEW_FILES, str(RESERVED_FILES + 100)], cwd=ROOT, text=True,
                            capture_output=True, timeout=300, check=True)  # fmt: skip
     assert f"{ended.stdout.strip()} takes 50 connections at most" in ended.stderr and "ulimit -Hn" in ended.stderr
+
+
+@pytest.mark.parametrize("made", range(4))
+def test_a_server_that_finds_no_descriptor_lets_its_journal_go(tmp_path, monkeypatch, made):
+    """For one of its two sockets, or of what watches their connections."""
+    config, counts = ReplayConfig(capacity=8000, min_size_to_sample=16, samples_per_insert=0.0), itertools.count()
+
+    def make(*words, **options):
+        if next(counts) >= made:
+            raise ConfigError("no socket can be made")
+        return make_socket(*words, **options)
+
+    with monkeypatch.context() as patch:
+        for module in (replay_server, listener):
+            patch.setattr(module, "make_socket", make)
+        with pytest.raises(ConfigError, match="no socket can be made"):
+            replay_server.ReplayServer(config, journal_dir=tmp_path)
+    assert next(counts) == made + 1
+    replay_server.ReplayServer(config, journal_dir=tmp_path).close()
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])

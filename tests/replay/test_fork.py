@@ -1,5 +1,6 @@
 """A forked log: the same unrolls and the same batches, another name, and no file that one log changes for the other."""
 
+import contextlib
 import functools
 import os
 import shutil
@@ -126,6 +127,18 @@ def test_a_fork_shares_all_files_but_the_newest_and_has_a_name_of_its_own(source
     assert load_snapshot(tmp_path / "fork" / SNAPSHOT_FILE).log == name
     fork_log(tmp_path / "fork", tmp_path / "again")
     assert read_identity(tmp_path / "again").ancestors == (old_name, name)
+
+
+def test_a_checkpoint_from_before_the_log_was_mended_can_be_forked(source, tmp_path):
+    """A lost log.json costs a log its name, and no unroll its number."""
+    before = read_identity(source).log
+    (source / IDENTITY_FILE).write_bytes(b"{")
+    with contextlib.closing(Journal(source, recover(source).identity)) as journal:
+        end = recover(source).end_number
+        journal.append(end, [(b"", b"")])
+    assert read_identity(source).log != before
+    fork_log(source, tmp_path / "fork", LogPosition(before, 5))
+    assert recover(tmp_path / "fork").end_number == 5
 
 
 def test_a_file_system_without_links_gets_copies(source, tmp_path, monkeypatch):

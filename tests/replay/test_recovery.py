@@ -52,6 +52,31 @@ def test_damage_in_the_middle_costs_what_it_hits(journal_of_files, tmp_path, los
     assert recovered.entries == left + entries([8, 9]) and not aside.exists()
 
 
+def test_a_file_without_a_whole_record_ends_none_that_is_written_later(journal_of_files, tmp_path):
+    """A power cut took the unsynced end of a file and of the next one's first record."""
+    fill(journal_of_files, range(3))
+    *_, older, newest = sorted(tmp_path.glob("unrolls-*.log"))
+    first = scan(newest.read_bytes()).entries[0].number
+    assert first == 2 and scan(older.read_bytes()).entries[-1].number == 1
+    for path in (older, newest):
+        path.write_bytes(path.read_bytes()[:-3])
+    journal = open_again(tmp_path)
+    fill(journal, range(1, 8))
+    recovered = recover(tmp_path)
+    assert recovered.entries == entries(range(8)) and recovered.end_number == 8
+
+
+def test_records_that_an_actor_made_up_replace_no_file(spec, tmp_path):
+    """Its record was torn, and its block looks like one of an older file."""
+    journal = Journal(tmp_path, new_identity(spec), segment_bytes=SMALL_FILE_BYTES)
+    fill(journal, range(4))
+    journal.append(4, [(b"torn", b"".join(pack(0, b"forged", b"")))])
+    path = last_file(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"torn", b"TORN"))
+    assert recover(tmp_path).entries == entries(range(4))
+    assert recover(tmp_path).entries == entries(range(4)), "and none is lost at the next start"
+
+
 def test_a_damaged_end_of_the_last_file_gives_its_numbers_to_others(journal, tmp_path):
     fill(journal, range(4))
     path = last_file(tmp_path)
@@ -122,7 +147,7 @@ def test_files_that_are_older_than_what_is_wanted_stay_unread(journal_of_files, 
 
 def test_numbers_that_an_actor_made_up_move_no_others(spec, tmp_path):
     """Its record was torn, and its block looks like records: one in the place of its own, and one far away."""
-    for forged in (1, 2, 7, 10**12, 2**64 - 2):
+    for forged in (0, 1, 2, 7, 10**12, 2**64 - 2):
         directory = tmp_path / str(forged)
         directory.mkdir()
         journal = Journal(directory, new_identity(spec), segment_bytes=SMALL_FILE_BYTES)

@@ -291,13 +291,13 @@ def test_theupdate_of_a_fork_is_read_as_flags_are(text, update):
     assert update_of(text) == update
 
 
-def test_a_relative_journal_stays_where_it_is(tmp_path, monkeypatch):
+def test_relative_journals_and_films_stay_where_they_are(tmp_path, monkeypatch):
     def plan(*words):
         arguments = ["--env", "Catch-v0", "--run-dir", "x", "--memory-gb", "8", *words]
         return make_plan(Asked.of(default_command(RunCommand), arguments), None).command
 
     monkeypatch.chdir(tmp_path)
-    command = plan("--journal-dir", "kept")
+    command = plan("--journal-dir", "kept", "--record-dir", "films")
     monkeypatch.chdir("/")
-    assert journals_of(command) == [tmp_path / "kept"]
+    assert journals_of(command) == [tmp_path / "kept"] and command.evaluation.record_dir == str(tmp_path / "films")
     assert plan("--journal-dir", "off").replay.journal_dir == "off"

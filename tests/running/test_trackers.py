@@ -1,6 +1,7 @@
 """Trackers of experiments, with their real packages: offline, or in files."""
 
 import importlib.util
+import json
 
 import msgspec
 import pytest
@@ -59,10 +60,14 @@ def test_what_comes_without_new_frames_is_told(run):
     assert told == [({"replay/size": 7.0, "own/a(b)": 2.0}, 40), ({"evaluation/return_mean": 1.0}, 40)]
 
 
-def test_an_evaluation_is_told_once_and_where_its_network_was_trained_and_so_is_its_film(run):
+@pytest.mark.parametrize("record_dir", ["", "films"])
+def test_an_evaluation_is_told_once_and_where_its_network_was_trained_and_so_is_its_film(run, record_dir):
     told, shown = [], []
-    (run / "videos").mkdir()
-    (run / "videos" / "game-00000008.webm").touch()
+    videos = run / (record_dir or "videos")
+    videos.mkdir()
+    (videos / "game-00000008.webm").touch()
+    if record_dir:
+        (run / CONFIG_FILE).write_text(json.dumps({"command": {"evaluation": {"record_dir": str(videos)}}}))
 
     def write(frames, evaluated):
         results = {"evaluation/return_mean": evaluated / 4, "evaluation/frames": float(evaluated)}
@@ -76,7 +81,7 @@ def test_an_evaluation_is_told_once_and_where_its_network_was_trained_and_so_is_
             self.looks += 1
             write(100 * self.looks, 40 if self.looks < 3 else 80)
             if self.looks == 2:  # its figures were told before
-                (run / "videos" / "game-00000004.webm").touch()
+                (videos / "game-00000004.webm").touch()
             return self.looks == 4
 
     def show(video, frames):
