@@ -299,7 +299,7 @@ class Journal:
         return None
 
     def rewritten(self, rewrite: Rewrite) -> None:
-        """Takes note that the disk has a file again. Raises: OSError when it does not tell the size: it is due again."""
+        """Takes note that the disk has a file again. Raises: OSError when it tells no size; the file is due again."""
         if is_held := rewrite.first in self._firsts:
             self.num_bytes += rewrite.path.stat().st_size - rewrite.replaced_bytes
         else:  # it has left the log meanwhile
