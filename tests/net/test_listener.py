@@ -150,7 +150,7 @@ def test_the_bound_follows_from_frames_and_file_descriptors():
 @pytest.mark.parametrize("made", range(4))
 def test_a_server_that_finds_no_descriptor_lets_its_journal_go(tmp_path, monkeypatch, made):
     """For one of its two sockets, or of what watches their connections."""
-    config, counts = ReplayConfig(tables=(TABLE,)), itertools.count()
+    config, counts = ReplayConfig(tables=(f"{TABLE}=priority",)), itertools.count()
 
     def make(*words, **options):
         if next(counts) >= made:
