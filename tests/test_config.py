@@ -167,7 +167,7 @@ def test_the_corridor_has_another_usual_algorithm(command, flags, agent, capsys)
     with pytest.raises(SystemExit):
         parse(command, [*flags, "--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert f"Corridor-v0 has impala, BipedalWalker-v3 impact. (default: {agent})" in shown
+    assert f"Corridor-v0 has impala, BreakoutNoFrameskip-v4 impact. (default: {agent})" in shown
 
 
 def test_numbers_of_ones_own_have_ranges():
