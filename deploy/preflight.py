@@ -65,10 +65,12 @@ def _fixed_addresses(cluster: Cluster) -> Iterator[Line]:
     name, network = here[0]["SubnetId"], ipaddress.ip_network(here[0]["CidrBlock"])
     wanted = [str(network[-10 - place]) for place in range(1 + cluster.learner_hosts)]  # as network.tf takes them
     asked = {"Filters": [{"Name": "subnet-id", "Values": [name]}]}
+    tagged = {"Filters": [{"Name": "tag:Cluster", "Values": [cluster.name]}]}  # Terraform tags hosts, not what AWS adds
+    own = set(listed(cluster.region, "ec2", "describe_instances", "Reservations[].Instances[].InstanceId", **tagged))
     used = {
         address["PrivateIpAddress"]
         for interface in listed(cluster.region, "ec2", "describe_network_interfaces", "NetworkInterfaces[]", **asked)
-        if {"Key": "Cluster", "Value": cluster.name} not in interface.get("TagSet", [])
+        if interface.get("Attachment", {}).get("InstanceId") not in own
         for address in interface["PrivateIpAddresses"]
     }
     taken = [address for address in wanted if address in used]

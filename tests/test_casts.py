@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apexrl.casts import exactly
@@ -19,6 +19,7 @@ def is_kept(value, cast, target):
     return value == cast
 
 
+@settings(deadline=None)
 @given(st.sampled_from(NUMBERS), st.sampled_from(DTYPES), st.sampled_from(DTYPES))
 def test_a_number_is_kept_or_refused(number, source, target):
     with np.errstate(all="ignore"):

@@ -77,7 +77,8 @@ def test_the_asynchronous_learner_stays_near_its_actors_and_learns():
     reward, best = re.fullmatch(r"reward 0\.[34]\d+ at first, (0\.\d+) at last; (0\.\d+) is the best", first).groups()
     assert float(reward) > 0.9 * float(best)
     counts = dict(map(int, re.fullmatch(r"lag (\d+): (\d+) unrolls", line).groups()) for line in lags)
-    assert sum(counts.values()) == 300 * 8 and max(counts) <= 10, lags
+    assert sum(counts.values()) == 300 * 8, lags
+    assert sum(count for lag, count in counts.items() if lag <= 10) > 0.95 * 300 * 8, "but for an actor that is stopped"
 
 
 def test_the_client_of_the_page_runs_as_it_stands(serve, tmp_path):

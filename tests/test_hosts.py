@@ -58,7 +58,11 @@ def test_learners_of_several_hosts_do_not_meet_over_ipv6():
 def test_a_knock_finds_who_listens_and_leaves_other_texts_alone():
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with socket.socket(family) as door:
-            door.bind((host, 0))
+            try:
+                door.bind((host, 0))
+            except OSError:  # no IPv6 on this machine
+                assert family == socket.AF_INET6
+                continue
             address = at_port(host, door.getsockname()[1])
             with pytest.raises(OSError, match="refused"):
                 knock(address, 1.0)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apexrl.sets import are_in, distinct
@@ -10,6 +10,7 @@ from apexrl.sets import are_in, distinct
 NUMBERS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=30)
 
 
+@settings(deadline=None)
 @given(NUMBERS, NUMBERS)
 def test_they_are_those_of_numpy(one, other):
     one, other = np.array(one, np.int64), np.array(other, np.int64)

@@ -25,8 +25,8 @@ class Command:
     """The flags of all commands."""
 
     agent: str = DEFAULT_AGENT
-    """apex-dqn, apex-dpg, sac, impala, impact, pqn, r2d2, or your own module:name. Where actions are vectors the
-    default is sac. Some environments have another: Corridor-v0 has impala, BreakoutNoFrameskip-v4 impact."""
+    """apex-dqn, apex-dpg, sac, impala, impact, pqn, r2d2, or your own module:name. A run has sac where actions are
+    vectors, and another one for some environments: Corridor-v0 has impala, BreakoutNoFrameskip-v4 impact."""
     preset: str = "auto"
     """Defaults of flags that are not given: paper, gpu, two-cores (of a CPU), small (environments). impact has
     vectors and walkers (actions), and apex-dpg td3 and d4pg, too."""

@@ -79,7 +79,8 @@ def with_sections(command: C, sections: Mapping[Any, Mapping[str, Any]]) -> C:
 def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     """Returns the command that the arguments describe, on top of its preset; ends the program when they are wrong.
 
-    The preset auto is that for a GPU where there is an NVIDIA one, else that for two cores.
+    The preset auto is that for a GPU where there is an NVIDIA one, else that for two cores. The algorithm of a role is
+    the default unless --agent names one, whatever its environment is: the other roles do not know that.
 
     Raises: ConfigError when a number is outside its range, two contradict each other, or there is no such preset.
     """
@@ -87,7 +88,8 @@ def parse(command: type[C], arguments: Sequence[str] | None = None) -> C:
     basis = Basis.of(given)
     usual = "gpu" if shutil.which("nvidia-smi") else "two-cores"
     preset = usual if basis.preset in ("", "auto") else basis.preset
-    default = with_preset(default_command(command, basis.algorithm), preset)
+    agent = basis.algorithm if issubclass(command, RunCommand) else basis.agent or DEFAULT_AGENT
+    default = with_preset(default_command(command, agent), preset)
     parsed = dataclasses.replace(Asked.of(default, given).onto(default), preset=preset)
     check_together(parsed)
     return parsed

@@ -81,7 +81,7 @@ class RecordClient(Closing):
 
     @property
     def waits_for(self) -> str:
-        """Why there is no batch: replay_connection, min_size, actors; empty when there is one."""
+        """Why there is no batch: replay_connection, min_size, actors, priorities, or several; empty where one is."""
         return self._reader.waits_for
 
     def insert(

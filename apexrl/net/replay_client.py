@@ -72,7 +72,7 @@ class ReplayClient(Closing):
 
     @property
     def waits_for(self) -> str:
-        """Why there is no batch: replay_connection, min_size, actors; empty when there is one."""
+        """Why there is no batch: replay_connection, min_size, actors, priorities, or several; empty where one is."""
         return self._client.waits_for
 
     def has_batch(self, table: str) -> bool:

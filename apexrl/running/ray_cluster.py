@@ -169,11 +169,11 @@ class Driver:
         Raises: ConfigError when the cluster has no such place in time.
         """
         asked, learning = self.asked, self.asked.learning
-        gpus = learning.num_learners if learning.device != "cpu" else 0
-        if learning.device == "auto" and ray.cluster_resources().get("GPU", 0) < gpus:
+        gpus, there = learning.num_learners if learning.device != "cpu" else 0, ray.cluster_resources()
+        if learning.device == "auto" and there.get("GPU", 0) < gpus:
             gpus = 0
         cpus = learning.num_learners * learning.learner_threads + asked.evaluator
-        replay = {"CPU": max(asked.wires.shards, learning.num_learners)}
+        replay = {"CPU": max(asked.wires.shards, learning.num_learners)} | ({"replay": 1} if "replay" in there else {})
         learner = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
         place = ray.util.placement_group([replay, learner], "PACK", name=self._run, lifetime="detached")
         if not self._wait(place.ready(), stop, f"a place for the replay ({replay}) and the learner ({learner})"):

@@ -90,6 +90,9 @@ def test_hosts_reach_aws_and_packages_by_a_proxy(cluster, release):
     told = yaml.safe_load(actors_data(found))
     [content] = [file["content"] for file in told["write_files"] if "system.conf.d" in file["path"]]
     assert f'"http_proxy={proxy}" "https_proxy={proxy}" "no_proxy=169.254.169.254,' in content
+    if release is None:  # whose units an image starts before systemd has read that
+        [environment] = [file["content"] for file in told["write_files"] if file["path"].endswith("role.env")]
+        assert f"\nhttps_proxy={proxy}\nno_proxy=169.254.169.254,127.0.0.1,localhost\n" in environment
     read_again, agent, last = told["runcmd"]
     assert read_again == ["systemctl", "daemon-reexec"] and "amazon-ssm-agent" in agent[2]
     assert last[0] == ("systemctl" if release is None else "systemd-run"), "units get what systemd has read"

@@ -1,6 +1,7 @@
 """The image and the compose file: a linter of Dockerfiles, and the commands that the services run."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,15 +27,17 @@ def test_the_linter_finds_nothing():
     assert done.returncode == 0, done.stdout
 
 
-def test_the_commands_of_the_services_are_ours(monkeypatch):
+@pytest.mark.parametrize("given", [{}, {"AGENT": "impact", "ENVIRONMENT": "BreakoutNoFrameskip-v4"}])
+def test_the_commands_of_the_services_are_ours(given):
     services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
     found = {}
     for name, service in services.items():
         role, *words = service["command"] or [""]
         if role and name != "keys":
-            words = [word.split(":-")[-1].rstrip("}") if word.startswith("${") else word for word in words]
+            words = [re.sub(r"\$\{(\w+):-([^}]*)\}", lambda at: given.get(at[1], at[2]), word) for word in words]
             found[name] = parse(COMMANDS[role], words)
     assert set(found) == {"replay", "learner", "actors", "evaluator"}
+    assert {command.agent for command in found.values()} == {given.get("AGENT", "apex-dqn")}
     for name, command in found.items():
         hosts = command.wires.replay_host, command.wires.learner_host
         assert set(hosts) - {"127.0.0.1"} <= set(services), name

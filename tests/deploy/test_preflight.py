@@ -63,7 +63,13 @@ def test_subnets_that_exist_have_the_fixed_addresses_free(ready, preflight, aws)
     own, other = (subnets[f"us-east-1{letter}"]["SubnetId"] for letter in "ac")
     _, verdicts, _ = preflight({"subnet_ids": [other, own]})
     assert f"subnets: {own} in us-east-1a" in verdicts["PASS"]
-    address = str(ipaddress.ip_network(subnets["us-east-1a"]["CidrBlock"])[-11])
+    replay, address = (str(ipaddress.ip_network(subnets["us-east-1a"]["CidrBlock"])[-place]) for place in (10, 11))
+    tags = [{"ResourceType": "instance", "Tags": [{"Key": "Cluster", "Value": VARIABLES["name"]}]}]
+    placed = {"SubnetId": own, "PrivateIpAddress": replay, "TagSpecifications": tags}
+    image = ec2.register_image(Name="a host")["ImageId"]
+    ec2.run_instances(ImageId=image, MinCount=1, MaxCount=1, **placed)
+    _, verdicts, _ = preflight({"subnet_ids": [other, own]})
+    assert f"subnets: {own} in us-east-1a" in verdicts["PASS"], "its own replay host is there"
     ec2.create_network_interface(SubnetId=own, PrivateIpAddress=address)
     told = f"subnets: {own} in us-east-1a, where {address} is in use and the cluster's"
     assert preflight({"subnet_ids": [other, own]})[1]["FAIL"] == [told]

@@ -134,6 +134,10 @@ def test_a_second_learner_host_has_a_rank_and_an_address_and_replaces_the_first_
             "impact's batch of 10 has no equal, whole parts for 4 learners",
         ),
         (
+            {"agent": "impact", "preset": "gpu", "learner_flags": {"minibatches": 2}},  # a queue of one unroll each
+            "impact's batch of 16 has no equal, whole parts for 4 learners",
+        ),
+        (
             {"learner_hosts": 2, "learner_flags": {"mix": "queue=1/8 uniform=7/8"}},
             "batch of 32 has no equal, whole parts for 8 learners",
         ),

@@ -1,7 +1,7 @@
 """Keys of an earlier log, which a reader may still hold."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apexrl.net import handed_keys
@@ -10,6 +10,7 @@ from apexrl.net.handed_keys import HandedKeys
 KEYS = st.lists(st.integers(0, 12), min_size=1, max_size=5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | KEYS, max_size=12))
 def test_they_are_old_until_the_new_log_hands_them_out(turns):
     """A turn hands keys out, or begins another log."""

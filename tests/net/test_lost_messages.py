@@ -29,10 +29,10 @@ def subscribed(by_hand, client, spec, num_batches=0, next_number=0, request=None
     """Answers a subscription, and gives the client batches; returns the number of the request."""
     request = request or hear(by_hand, client, wire.Subscribe).request
     by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, next_number, (0,), ("transitions",)))
-    assert isinstance(client.poll(500), LogStart)
+    assert isinstance(client.poll(100_000), LogStart)
     for index in range(num_batches):
         by_hand.say(batch_of(index, next_number))
-        assert isinstance(client.poll(500), LogBatch)
+        assert isinstance(client.poll(100_000), LogBatch)
     return request
 
 
@@ -42,7 +42,7 @@ def test_a_batch_of_unrolls_that_were_lost_is_not_handed_out(by_hand, spec, cont
     def batch(request, next_number):
         by_hand.say(wire.Subscribed(request, "log", 0, True, spec, 10, 0, (0,), ("transitions",)))
         by_hand.say(batch_of(0, next_number))
-        events = [client.poll(500), client.poll(500)]
+        events = [client.poll(100_000), client.poll(100_000)]
         assert isinstance(events[0], LogStart)
         return events[1]
 
@@ -60,7 +60,7 @@ def test_a_learner_asks_and_tells_of_several_batches_at_once(by_hand, spec, cont
         by_hand.say(batch_of(index))
     priorities = np.ones(4)
     for index in range(8):
-        assert isinstance(client.poll(500), LogBatch)
+        assert isinstance(client.poll(100_000), LogBatch)
         priorities[:] = index  # the learner uses the memory again
         client.update_priorities(np.arange(4), priorities)
         client.batch_used()
@@ -186,7 +186,7 @@ def test_nothing_is_demanded_between_a_subscription_and_its_answer(by_hand, spec
     assert hear(by_hand, client, wire.Demand).batches == (2,)
     for index in range(2):
         by_hand.say(batch_of(index))
-        assert isinstance(client.poll(500), LogBatch)
+        assert isinstance(client.poll(100_000), LogBatch)
     client.update_priorities(np.arange(4), np.ones(4))
     by_hand.say(wire.Stranger())
     wait_for(lambda: client.poll(100) or client.waits_for == "replay_connection", 10, "the server's answer")
@@ -204,7 +204,7 @@ def test_a_reader_without_a_replica_says_how_far_its_keys_went(by_hand, spec, co
     client = LogClient(by_hand.endpoint, "reader", {TABLE: 4}, 2, follows_log=False, context=context)
     subscribed(by_hand, client, spec, next_number=3)
     by_hand.say(batch_of(0, 7))
-    assert isinstance(client.poll(500), LogBatch)
+    assert isinstance(client.poll(100_000), LogBatch)
     by_hand.say(wire.Stranger())
     assert hear(by_hand, client, wire.Subscribe).next_number == 7
     client.close()
@@ -241,7 +241,7 @@ def test_after_a_long_silence_priorities_wait_until_the_server_knows_the_learner
         by_hand.say(batch_of(index))
     after_silence(client, monkeypatch)
     assert [type(message) for message in by_hand.heard(1)] == [wire.Heartbeat]
-    events = [client.poll(500) for _ in range(4)]
+    events = [client.poll(100_000) for _ in range(4)]
     assert events[0] is None and all(isinstance(event, LogBatch) for event in events[1:])
     assert {type(message) for message in by_hand.heard()} <= {wire.Heartbeat}
     if is_forgotten:

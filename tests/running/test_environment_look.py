@@ -131,7 +131,7 @@ def test_a_slow_step_is_told_with_what_helps():
             return super().step(action)
 
     ((_, _, text),) = told_by(Sleeping).said
-    assert re.search("^Played-v0: a step takes 1.. ms: .* give more --num-workers", text)
+    assert re.search(r"^Played-v0: a step takes \d+ ms: .* give more --num-workers", text)
 
 
 def test_an_error_of_the_first_step_is_passed_on():

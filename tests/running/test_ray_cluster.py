@@ -238,7 +238,8 @@ def test_a_gpu_that_was_asked_for_is_waited_for(monkeypatch, tmp_path, device, h
     from apexrl.running import ray_cluster
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: {"CPU": 16.0, "GPU": float(has)})
+    there = {"CPU": 16.0, "GPU": float(has)}
+    monkeypatch.setattr(ray_cluster.ray, "cluster_resources", lambda: there)
     reserved = []
     place = SimpleNamespace(ready=lambda: None)
     monkeypatch.setattr(
@@ -247,8 +248,11 @@ def test_a_gpu_that_was_asked_for_is_waited_for(monkeypatch, tmp_path, device, h
     driver = ray_cluster.Driver(ray_cluster.RayConfig(), ["--env", "Catch-v0", "--device", device], 0, Console())
     monkeypatch.setattr(driver, "_wait", lambda *_: True)
     assert driver._reserve(None) is place
-    [(replay, learner)] = reserved
+    there["replay"] = 1.0  # a node of the cluster is for it
+    assert driver._reserve(None) is place
+    (replay, learner), (placed, _) = reserved
     assert "GPU" not in replay and learner.get("GPU", 0) == asked
+    assert placed == replay | {"replay": 1}
 
 
 def test_a_cluster_that_is_not_there_is_one_line(nodes):

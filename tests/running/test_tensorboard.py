@@ -42,7 +42,8 @@ def test_of_a_long_run_a_sample_is_kept_with_the_newest_number(tmp_path, free_po
     def found():
         try:
             url = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?{query}"
-            return json.load(urllib.request.urlopen(url, timeout=10))
+            rows = json.load(urllib.request.urlopen(url, timeout=10))
+            return rows if rows and rows[-1][1] == 3 * SAMPLES - 1 else []  # it adds one after the other
         except OSError:  # it does not listen yet, or has not loaded it
             return []
 

@@ -174,6 +174,12 @@ def updates_of(directory: Path) -> int:
     return status["counters"]["updates"] if status else 0
 
 
+def games_of(directory: Path) -> int:
+    """Returns the number of evaluation games in the learner's status file."""
+    status = read_json(directory / "status.json")
+    return status["counters"]["evaluation_episodes"] if status else 0
+
+
 def play_on(run: Process, directory: Path, before: dict) -> None:
     """Waits until a run is past a `summary.json` in updates and in frames, and stops it.
 

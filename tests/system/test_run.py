@@ -18,6 +18,7 @@ from apexrl.runs import read_evaluations
 from tests.system.processes import (
     ROOT,
     Process,
+    games_of,
     is_gone,
     launch,
     play_on,
@@ -107,7 +108,8 @@ def test_every_role_may_be_killed_and_the_run_goes_on_then_ends_and_is_resumed(t
             before = updates_of(directory)
             wait_for(lambda: updates_of(directory) > before + FEW, 300, f"updates after the death of {role}")
             assert f"{role} ended with signal SIGKILL; restart 1" in run.text()
-        wait_for((directory / "checkpoints" / "best.safetensors").exists, 300, "an evaluation")
+        wait_for(lambda: games_of(directory) >= 10, 300, "an evaluation that the learner has kept")
+        assert (directory / "checkpoints" / "best.safetensors").exists()
         children = run.descendants()
         run.signal(signal.SIGINT)
         assert run.popen.wait(300) == 0

@@ -17,7 +17,7 @@ from apexrl.net.replay_server import ReplayServer
 from apexrl.replay.journal import read_entries, read_identity
 from apexrl.tools import replay_tool
 from apexrl.tools.mirror import Mirror, follow
-from tests.system.processes import ROOT, call
+from tests.system.processes import ROOT, call, wait_for
 
 CONFIG = ReplayConfig(capacity=10_000, tables=("hard=priority:0:1", "any=uniform:0:1", "queue=fifo:0:1"))
 FIELDS = {"id": "int64", "name": "U8"}
@@ -29,6 +29,13 @@ def fill(server, numbers):
         for i in numbers:
             client.insert({"id": i, "name": f"n{i}"}, i + 1.0, 100)
         assert client.flush(100)
+
+
+def num_copied(directory):
+    try:
+        return sum(1 for _ in read_entries(directory))
+    except ConfigError:  # there is no copy yet
+        return 0
 
 
 def copied(server, directory, end_number):
@@ -111,10 +118,7 @@ def test_the_command_follows_until_a_signal(tmp_path):
         command = [sys.executable, "-m", "apexrl", "inspect", "mirror", tmp_path / "copy", "--server"]
         address = server.learner_endpoint.removeprefix("tcp://")
         process = subprocess.Popen([*command, address], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        end = time.monotonic() + 100
-        while not sum(1 for _ in (tmp_path / "copy").glob("unrolls-*")) and time.monotonic() < end:
-            time.sleep(0.05)
-        time.sleep(0.5)
+        wait_for(lambda: num_copied(tmp_path / "copy") == 10, 100, "all unrolls")
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=100)[0]
         assert process.returncode == 0 and "copy has the log up to unroll 10, " in said

@@ -99,7 +99,7 @@ TEXTS = tuple(
         ("system/actors_cores", "cores", "Cores that all actors use."),
         ("system/evaluator_cores", "cores", "Cores that the evaluator uses."),
         ("system/replay_cores", "cores", "Cores that the replay server uses."),
-        ("system/gpu_memory_bytes", "bytes", "Memory of the GPU that is in use."),
+        ("system/gpu_memory_bytes", "bytes", "Memory of the GPU that the learner holds."),
         ("system/learner_memory_bytes", "bytes", "Resident memory of the learner."),
         ("system/actors_memory_bytes", "bytes", "Resident memory of all actors."),
         ("system/replay_memory_bytes", "bytes", "Resident memory of the replay server."),

@@ -90,7 +90,7 @@ locals {
   ])
 
   # What the learners share, as share_of in apexrl/learning/sharing.py: each takes its part of a batch, of which the
-  # shares of a mix, and minibatches, have to be whole numbers of rows.
+  # shares of a mix, and minibatches of each, have to be whole numbers of rows.
   batches     = try(jsondecode(file("${path.module}/limits.json")).batches[var.agent][var.preset], { batch_size = 0 })
   batch_size  = try(tonumber(var.learner_flags["batch_size"]), local.batches.batch_size)
   batch_mix   = try(split(" ", var.learner_flags["mix"]), local.batches.mix, [])
@@ -99,7 +99,7 @@ locals {
   shares      = [for part in local.batch_mix : try(regex("=([0-9]+)/([0-9]+)$", part), ["1", "1"])]
 
   divides_batches = local.batch_size % local.learners == 0 && alltrue([
-    for share in concat(local.shares, [["1", tostring(local.minibatches)]]) : local.rows * share[0] % share[1] == 0
+    for share in concat(local.shares, [["1", "1"]]) : local.rows * share[0] % (share[1] * local.minibatches) == 0
   ])
 
   # What a variable of flags becomes on a command line.
