@@ -1,5 +1,6 @@
 """Hosts that are hosts, and texts that are none."""
 
+import contextlib
 import dataclasses
 import socket
 
@@ -57,8 +58,9 @@ def test_learners_of_several_hosts_do_not_meet_over_ipv6():
 
 def test_a_knock_finds_who_listens_and_leaves_other_texts_alone():
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        with socket.socket(family) as door:
+        with contextlib.ExitStack() as held:
             try:
+                door = held.enter_context(socket.socket(family))
                 door.bind((host, 0))
             except OSError:  # no IPv6 on this machine
                 assert family == socket.AF_INET6

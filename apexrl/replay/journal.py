@@ -299,13 +299,13 @@ class Journal:
         return None
 
     def rewritten(self, rewrite: Rewrite) -> None:
-        """Takes note that the disk has a file again. Raises: OSError when it tells no size; the file is due again."""
-        if is_held := rewrite.first in self._firsts:
-            self.num_bytes += rewrite.path.stat().st_size - rewrite.replaced_bytes
-        else:  # it has left the log meanwhile
-            rewrite.path.unlink(missing_ok=True)
+        """Takes note that the disk has a file again."""
         self._doubted.remove(rewrite.first)
-        if is_held and rewrite.number != rewrite.first:
+        if rewrite.first not in self._firsts:  # it has left the log meanwhile
+            rewrite.path.unlink(missing_ok=True)
+            return
+        self.num_bytes += sum(map(len, rewrite.pieces)) - rewrite.replaced_bytes
+        if rewrite.number != rewrite.first:
             bisect.insort(self._firsts, rewrite.number)
             self.forget_before(rewrite.number)
 

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,8 +17,9 @@ from apexrl.config.words import Basis
 from apexrl.errors import ConfigError
 from apexrl.extras import missing
 from apexrl.learning.goal import RATE, Courses
+from apexrl.learning.record.status_file import read_status
 from apexrl.net.keyring import ROLES, load_keyring
-from apexrl.networks.headers import Counters, latest_path
+from apexrl.networks.headers import Counters, latest_path, load_header
 from apexrl.own_modules import Trust
 from apexrl.replay.journal import IDENTITY_FILE, identity_of, read_identity
 from apexrl.replay.segment_files import SEGMENT_PATTERN
@@ -95,7 +96,7 @@ def prepare(
             if taken:
                 console.print(taken, soft_wrap=True)
         if saved is not None and basis.resume and plan.command.replay.journal_dir != saved.replay.journal_dir:
-            _check_journals(plan.command, continued(Path(basis.run), ask))
+            _check_journals(plan.command, _logs_of(Path(basis.run)))
         begin()
         if not basis.resume:
             plan = plan._replace(command=_make_directory(asked.command, saved, plan.command, held, ask))
@@ -175,15 +176,23 @@ def _make_directory(
     return command
 
 
-def _check_journals(command: RunCommand, counters: Counters | None = None) -> None:
+def _logs_of(directory: Path) -> set[str]:
+    """Returns the names of the logs that a run has counted, by its status and the header of its checkpoint."""
+    status = read_status(directory)
+    found = [] if status is None else [status.counters]
+    with contextlib.suppress(OSError, ConfigError):  # it may be damaged, and the run begins from scratch
+        found.append(load_header(latest_path(directory)).counters)
+    return {position.log for counters in found for position in counters.logs}
+
+
+def _check_journals(command: RunCommand, own: Collection[str] = ()) -> None:
     """Raises ConfigError when a run would go on with, and at last remove, the experience of another one.
 
     A journal in the run's own directory is its own.
 
     Args:
-      counters: those of a run that goes on, whose journal may have been moved; None for a new one.
+      own: the names of the logs of a run that goes on, whose journal may have been moved.
     """
-    own = {position.log for position in counters.logs} if counters is not None else set()
     for journal in () if command.replay.journal_dir == "auto" else journals_of(command):
         if (journal / IDENTITY_FILE).exists() or any(journal.glob(SEGMENT_PATTERN)):
             identity = read_identity(journal)

@@ -8,8 +8,10 @@ import torch
 from rich.console import Console
 
 from apexrl.errors import ConfigError
+from apexrl.files import write_json
+from apexrl.learning.record.status_file import STATUS_FILE, Status
 from apexrl.networks.checkpoint import save_checkpoint
-from apexrl.networks.headers import CheckpointHeader, Counters, latest_path
+from apexrl.networks.headers import CheckpointHeader, Counters, latest_path, load_header
 from apexrl.replay.journal import Journal, new_identity, read_identity
 from apexrl.running.plan import Plan
 from apexrl.running.prepare import prepare
@@ -69,6 +71,12 @@ def test_a_run_goes_on_with_its_journal_that_was_moved_and_with_no_other(tmp_pat
     moved = started("--resume", str(directory), "--journal-dir", str(tmp_path / "moved"))
     assert moved.command.replay.journal_dir == str(tmp_path / "moved")
     assert started("--resume", str(directory)).command == moved.command
+    (tmp_path / "moved").rename(tmp_path / "again")
+    counters = load_header(latest_path(directory)).counters
+    write_json(directory / STATUS_FILE, Status("Catch-v0", 100, counters, {}, ""))
+    latest_path(directory).write_bytes(b"damaged")
+    again = started("--resume", str(directory), "--from-scratch", "--journal-dir", str(tmp_path / "again"))
+    assert again.command.replay.journal_dir == str(tmp_path / "again")
 
 
 def test_a_fork_that_cannot_be_made_leaves_nothing(tmp_path, run):
