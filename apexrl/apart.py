@@ -9,26 +9,42 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+import numpy as np
+
+from apexrl.errors import reason_of
+
+logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 OURS = __package__  # the name of our loggers
+
+
+class Closable(Protocol):
+    """Something that has to be closed."""
+
+    def close(self) -> object:
+        """Frees what it holds."""
+
+
+C = TypeVar("C", bound=Closable)
 
 
 class Setting(NamedTuple):
     """Something of the process that has a value."""
 
     read: Callable[[], Any]
-    write: Callable[[Any], None]
+    write: Callable[[Any], object]
     is_lent: bool = True  # foreign code finds its own value again when it goes on; else ours is put back for good
 
 
 class Apart:
     """A context around each call of some foreign code. One thread uses it, the main one where there are signals.
 
-    The settings are ours again behind it. The working directory and torch's defaults are those of the foreign code in
-    the next call. Signals, warnings and our log stay ours.
+    The settings are ours again behind it. The working directory, torch's defaults and what numpy does about errors are
+    those of the foreign code in the next call. Signals, warnings and our log stay ours.
     """
 
     def __init__(self, *, has_signals: bool = True):
@@ -59,6 +75,18 @@ class Apart:
             if setting.is_lent:
                 self._theirs[setting] = value
             setting.write(ours)
+
+
+@contextlib.contextmanager
+def to_be_closed(env: C, name: str) -> Iterator[C]:
+    """Closes an environment in the end, and says where it cannot be: nobody needs it any more."""
+    try:
+        yield env
+    finally:
+        try:
+            env.close()
+        except (Exception, SystemExit) as error:
+            logger.warning("environment %r cannot be closed: %s", name, reason_of(error))
 
 
 def _directory() -> str:
@@ -129,6 +157,7 @@ def _set_torch_defaults(defaults: tuple[Any, ...] | None) -> None:
 SETTINGS = (
     Setting(_directory, _change_directory),
     Setting(_torch_defaults, _set_torch_defaults),
+    Setting(np.geterr, lambda errors: np.seterr(**errors)),
     Setting(_log, _set_log, is_lent=False),
     Setting(lambda: warnings.filters[:], _set_warnings, is_lent=False),
     Setting(_handlers, _set_handlers, is_lent=False),

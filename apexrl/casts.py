@@ -25,7 +25,7 @@ def exactly(values: Any, dtype: DTypeLike, shape: tuple[int, ...] | None = None)
         if [size for size in array.shape if size != 1] != [size for size in shape if size != 1]:
             raise ValueError(f"the shape {array.shape}, where {shape} is needed")
         array = array.reshape(shape)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         cast = array.astype(dtype)
         if dtype.kind == array.dtype.kind == "f":
             return cast

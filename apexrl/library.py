@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from apexrl.agents.contract import Observation
 from apexrl.agents.exploration import CHOICES
 from apexrl.agents.families import family_of, implementation
-from apexrl.apart import Apart
+from apexrl.apart import Apart, to_be_closed
 from apexrl.bounds import clipped
 from apexrl.casts import exactly
 from apexrl.children import PARENT_VARIABLE, start_child
@@ -185,7 +185,7 @@ class Agent:
         self._words = f"{checkpoint.header.agent} on {self.spec.env}: {network}"
         make = implementation(family_of(checkpoint.header.agent)).make_actor
         self._actor = make(command.algorithm, checkpoint.parameters(), torch.device("cpu"))
-        with Apart(), contextlib.closing(self.make_environment()) as env:
+        with Apart(), to_be_closed(self.make_environment(), command.env.env) as env:
             self.observation_space, self.action_space = env.observation_space, env.action_space
             frames, self._present = presenter(env, command.env)
         self._actions = Actions(command.env.env, self.action_space)

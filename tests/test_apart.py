@@ -6,6 +6,7 @@ import os
 import signal
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,13 +17,13 @@ OWN = logging.getLogger("apexrl.acting.loop")
 
 def settings():
     defaults = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(), torch.get_num_threads()
-    return os.getcwd(), defaults
+    return os.getcwd(), defaults, np.geterr()
 
 
 @pytest.fixture
 def untouched():
     """Whatever a test leaves is ours again behind it, by hand."""
-    directory, (dtype, _, _, threads) = settings()
+    directory, (dtype, _, _, threads), errors = settings()
     handlers, level = logging.root.handlers[:], logging.root.level
     loggers = [found for found in logging.root.manager.loggerDict.values() if isinstance(found, logging.Logger)]
     enabled = [logger for logger in loggers if not logger.disabled]
@@ -33,6 +34,7 @@ def untouched():
     torch.set_default_device(None)
     torch.set_grad_enabled(True)
     torch.set_num_threads(threads)
+    np.seterr(**errors)
     logging.root.handlers[:] = handlers
     logging.root.setLevel(level)
     for logger in enabled:
@@ -45,6 +47,7 @@ def take_over(tmp_path):
     torch.set_default_device("meta")
     torch.set_grad_enabled(False)
     torch.set_num_threads(7)
+    np.seterr(all="raise")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     warnings.simplefilter("error")
     logging.config.dictConfig({"version": 1, "disable_existing_loggers": True, "root": {"level": 50, "handlers": []}})
@@ -62,6 +65,7 @@ def test_foreign_code_finds_its_settings_again_and_we_ours(tmp_path, untouched, 
                 take_over(tmp_path)
             theirs = settings()
             assert theirs[0] == str(tmp_path) and theirs[1] == (torch.float64, torch.device("meta"), False, 7)
+            assert set(theirs[2].values()) == {"raise"}
         assert settings() == ours
         assert signal.getsignal(signal.SIGTERM) == handler and warnings.filters[:] == filters
         OWN.info("call %d", call)

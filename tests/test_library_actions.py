@@ -8,7 +8,10 @@ import pytest
 from apexrl import library
 from apexrl.config.commands import ActorCommand
 from apexrl.config.flags import parse
+from apexrl.config.sections import EnvConfig
 from apexrl.environments.vector import make_environment
+from apexrl.running.environment_actions import actions_of
+from tests.environments import odd_envs
 
 
 class Given:
@@ -43,6 +46,20 @@ def test_vectors_of_actions_are_those_that_the_environment_was_trained_with(make
     agent.reset()
     found = agent.act(np.zeros((3, 2), np.float32))
     assert found.dtype == np.float32 and found.tolist() == [[-1.0, 5.0]] * 3
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), AttributeError("there is no window")])
+def test_an_environment_that_cannot_be_closed_gives_its_agent_and_its_actions(make_agent, monkeypatch, caplog, error):
+    def close(self):
+        raise error
+
+    monkeypatch.setattr(odd_envs.Actions, "close", close)
+    agent = make_agent(Given([-9.0, 9.0]))
+    assert agent.act(np.zeros(2, np.float32)).tolist() == [-1.0, 5.0]
+    config = EnvConfig("tests.environments.odd_envs:Vector-actions-v0")
+    caplog.clear()
+    assert actions_of(config, agent.spec).bounds == agent.spec.action_bounds
+    assert "Vector-actions-v0' cannot be closed: " in caplog.text
 
 
 def test_starts_and_rewards_are_one_of_each_environment(make_agent):

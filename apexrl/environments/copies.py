@@ -57,7 +57,8 @@ class GymnasiumEnvironment:
                 names = self._envs.metadata.get("action_names", ())
                 self._own_actions = own = Actions(config.env, self._envs.single_action_space, names)
             except ConfigError:
-                self._envs.close()
+                with contextlib.suppress(Exception, SystemExit):  # the error says what to do
+                    self._envs.close()
                 raise
             failed.pop_all()
         self.parts = parts_of(self._copies[0].env)
@@ -145,7 +146,7 @@ class GymnasiumEnvironment:
 
         Raises: ApexError when one holds no finite number, or a whole number that is another one in float32.
         """
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             frames = observations.astype(self.spec.frame_dtype)
         if self.spec.frame_dtype == "float32":
             self._check("an observation", observations, np.abs(frames) <= LARGEST_VALUE, FINITE)

@@ -1,5 +1,6 @@
 """One environment as training makes each of its copies: with its arguments and limit, behind the user's wrappers."""
 
+import contextlib
 import re
 from typing import Any
 
@@ -58,7 +59,8 @@ def make_bare(config: EnvConfig, registered: EnvSpec, render_mode: str | None = 
     undrawn = why_no_pictures(creator_of(registered)) if mode else ""
     env = gymnasium.make(registered.id, **kwargs)  # which names a package that is missing
     if undrawn:
-        env.close()
+        with contextlib.suppress(Exception, SystemExit):
+            env.close()
         raise ConfigError(f"render_mode {mode!r}: {undrawn}")
     probability = config.repeat_action_probability
     return StickyAction(env, probability) if probability else env

@@ -103,10 +103,10 @@ def check_wrapper_state(config: EnvConfig) -> None:
             fresh = recorder.record()
         with contextlib.closing(_Recorder(config)) as recorder:
             same, again = recorder.record(), recorder.record()
+        changed, differs = _first_difference(same, again), _first_difference(fresh, same)
     except (Exception, SystemExit) as error:  # foreign code: the role that meets it again names it
         logger.warning("%s: nobody knows whether its wrappers remember games: %s", config.env, reason_of(error))
         return
-    changed, differs = _first_difference(same, again), _first_difference(fresh, same)
     if changed is None or (differs is not None and differs < changed):
         return
     event = same[changed]

@@ -93,7 +93,7 @@ def try_wrappers(envs: VectorEnvironment, config: EnvConfig) -> None:
 
     Raises: ConfigError when one does.
     """
-    with contextlib.suppress(Exception):  # foreign code
+    with contextlib.suppress(Exception, SystemExit):  # foreign code
         envs.close()
     check_wrapper_state(config)
 

@@ -9,6 +9,7 @@ from apexrl.environments.vector import make_environment
 from apexrl.environments.wrapper_state import check_wrapper_state
 from apexrl.errors import ConfigError
 from apexrl.running.plan import make_plan
+from tests.environments.own_wrappers import Drift
 
 OWN = "tests.environments.own_wrappers"
 
@@ -81,6 +82,25 @@ def test_a_wrapper_that_is_other_in_each_environment_is_said(name, caplog):
 def test_an_environment_that_fails_is_left_to_its_role(caplog):
     check_wrapper_state(behind("OwnMean", env="Failing-v0"))
     assert "nobody knows whether its wrappers remember games" in caplog.text
+
+
+class Ambiguous:
+    """As a table of pandas: what its comparison gives is neither true nor false."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        return self
+
+    def __bool__(self):
+        raise ValueError("the truth value is ambiguous")
+
+
+def test_an_environment_that_tells_what_cannot_be_compared_is_left_to_its_role(monkeypatch, caplog):
+    step = Drift.step
+    monkeypatch.setattr(Drift, "step", lambda env, action: (*step(env, action)[:4], {"prices": Ambiguous()}))
+    check_wrapper_state(behind("time_aware"))
+    assert "nobody knows whether its wrappers remember games: ValueError: the truth value is ambig" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["normalized", "OwnMean"])
