@@ -26,7 +26,7 @@ BEST = "best.safetensors"
 LEARNING = "learning."  # begins the names of a checkpoint's tensors that are not for acting
 MOMENTS = "moments."  # behind it, those of the run's observations and rewards
 NUMBERED = "update-{:012d}.safetensors"
-DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "U8", "BOOL"})  # as safetensors writes them
+DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"})  # as safetensors writes them
 LENGTH_BYTES = 8  # of a file: the length of its header, little-endian; the header is JSON, the tensors follow it
 
 

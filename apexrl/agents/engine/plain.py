@@ -88,7 +88,10 @@ class Learning:
     is_mean = True  # whether a gradient is that of the mean over `Losses.num_terms`, or of the sum
     num_steps = 1  # that an update takes of a draw: `minibatches` gives so many
     called_once: tuple[str, ...] = ()
-    """Parts whose layers `losses` calls once each: on a CPU a second thread takes the gradients of their weights."""
+    """Parts whose layers `losses` calls once each: on a CPU a second thread takes the gradients of their weights.
+
+    Losses depend on these weights by that call alone: a penalty on them, for one, would have no gradient.
+    """
 
     def __init__(self, algorithm: Any, network: Any, update: Any, spec: StreamSpec, device: torch.device):
         """Takes the family's configurations, the stream of the log, and the device that tensors of its own lie on."""

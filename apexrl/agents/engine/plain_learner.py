@@ -246,6 +246,11 @@ def _check_names(learning: Learning, parts: nn.ModuleDict) -> None:
     for what, names in named.items():
         if unknown := [name for name in names if name not in parts]:
             raise ApexError(f"`{what}` names {unknown[0]}, which is none of `parts`: they are {', '.join(parts)}")
+    if (copies := learning.target) is not None:
+        if not isinstance(copies.period_updates, int) or copies.period_updates < 0:
+            raise ApexError(f"`target` has period_updates {copies.period_updates!r}: give a whole number, or a rate=")
+        if not 0 < copies.rate <= 1:
+            raise ApexError(f"`target` has rate {copies.rate!r}: give a share above 0, and at most 1")
     taken = {name.split(".")[0] for name in parts[learning.acting[0]].state_dict()}
     if both := taken.intersection(learning.acting[1:]):
         raise ApexError(f"`acting` names {min(both)}, and {learning.acting[0]} has a tensor of that name: rename one")

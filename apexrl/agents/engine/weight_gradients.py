@@ -5,15 +5,18 @@ its weights, which only the optimizer waits for. The second thread takes those o
 come up. The first thread computes those that are left once its pass has ended: neither waits while there is work.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from apexrl.agents.contract import Spawn
+from apexrl.networks.hidden_linear import HiddenLinear
 from apexrl.networks.lstm import EpisodicLSTM
 from apexrl.networks.own_torso import OwnTorso
 
+PLAIN = (nn.Conv2d.forward, nn.Linear.forward, HiddenLinear.forward)  # computations whose gradients are known here
 LEAST_WEIGHTS = 65_536  # of a fully connected layer: that of a smaller one takes less time than to hand it over
 
 
@@ -28,15 +31,18 @@ class WeightGradients:
         """Takes the layers but the first, whose weights a torso scales and turns before it computes with them.
 
         Those of an LSTM are left to autograd, too: it is called once a step; and so is a module of the user's, a layer
-        with a parameter that its author froze, and one behind nothing but frozen layers.
+        with a parameter that its author froze or that another one has, too, one that computes with its weights in a way
+        of its own, and one behind nothing but frozen layers.
 
         Args:
           places: where the gradient of each parameter of the network belongs.
         """
         self._places, self._spawn = places, spawn
-        first, parts = next(network.parameters()), set(network.modules())
+        torso, parts = getattr(network, "torso", network), set(network.modules())
         parts -= {part for other in parts if isinstance(other, EpisodicLSTM | OwnTorso) for part in other.modules()}
-        self._layers = {part for part in parts if _is_taken(part) and part.weight is not first}
+        uses = Counter(parameter for _, parameter in network.named_parameters(remove_duplicate=False))
+        left = {next(torso.parameters(), None), *(parameter for parameter, count in uses.items() if count > 1)}
+        self._layers = {part for part in parts if _is_taken(part) and left.isdisjoint(part.parameters())}
         self._pending: dict[nn.Module, Callable[[], None]] = {}  # in the order of the backward pass: what ends each
         for layer in self._layers:
             layer.requires_grad_(False)
@@ -77,7 +83,9 @@ class WeightGradients:
 
 
 def _is_taken(layer: nn.Module) -> bool:
-    if not all(parameter.requires_grad for parameter in layer.parameters()):
+    parameters = dict(layer.named_parameters())
+    is_plain = type(layer).forward in PLAIN and parameters.keys() <= {"weight", "bias"}
+    if not is_plain or not all(parameter.requires_grad for parameter in parameters.values()):
         return False
     if isinstance(layer, nn.Conv2d):
         return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

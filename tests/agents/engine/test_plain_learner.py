@@ -305,8 +305,7 @@ def test_an_authors_mistake_is_named(make_unroll, changes, complaint):
         update(world.updater.learner, batches_of(world))
 
 
-def of_three(self):
-    return {name: make_network(self.spec, self.network) for name in ("policy", "critic", "torso")}
+OF_THREE = {"parts": lambda self: dict.fromkeys(("policy", "critic", "torso"), make_network(self.spec, self.network))}
 
 
 @pytest.mark.parametrize(
@@ -316,8 +315,9 @@ def of_three(self):
         ({"acting": ()}, "`acting` names no part: actors need at least one of policy, critic"),
         ({"acting": "policy"}, "`acting` names p, which"),
         ({"called_once": ("q",)}, "`called_once` names q"),
-        ({"acting": ("policy", "torso"), "parts": of_three}, "`acting` names torso, and policy has a tensor of that"),
+        ({"acting": ("policy", "torso")} | OF_THREE, "`acting` names torso, and policy has a tensor of that"),
         ({"target": Target(parts=("critc",))}, "`target` names critc"),
+        ({"target": Target(0.005)}, r"`target` has period_updates 0\.005: give a whole number, or a rate="),
         ({"optimizers": {"critc": PartOptimizer(1.0)}}, "`optimizers` names critc"),
     ],
 )

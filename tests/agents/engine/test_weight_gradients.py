@@ -67,6 +67,50 @@ def compute(gradient, net, dtype=torch.float32):
     return gradient.buffer.clone()
 
 
+class Masked(nn.Linear):
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.tril(), self.bias)
+
+
+class Noisy(nn.Linear):
+    def __init__(self, size):
+        super().__init__(size, size)
+        self.deviations = nn.Parameter(torch.full((size,), 0.5))
+
+    def forward(self, x):
+        return super().forward(x) * self.deviations
+
+
+class Own(nn.Module):
+    """Large layers whose gradients are no plain layer's, and a parameter before those of the torso."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.torso = nn.Sequential(nn.Conv2d(2, 8, 22), nn.Flatten(), nn.Linear(8, 256))
+        self.layers = nn.ModuleList([Masked(256, 256), Noisy(256), nn.Linear(256, 256), nn.Linear(256, 256)])
+        self.layers[3].weight = self.layers[2].weight
+        self.spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(256, 256))
+        self.plain = nn.Linear(256, 256)
+
+    def forward(self, x):
+        x = torch.nn.functional.conv2d(x, self.torso[0].weight * self.scale, self.torso[0].bias)  # as a torso does
+        x = self.torso[2](self.torso[1](x))
+        for layer in (*self.layers, self.spectral, self.plain):
+            x = layer(x.relu())
+        return x
+
+
+def test_layers_that_compute_in_a_way_of_their_own_are_left_to_autograd():
+    ours = Own().eval()
+    plain = copy.deepcopy(ours)
+    gradients = [Gradient({"net": net}, is_mean=False) for net in (ours, plain)]
+    gradients[0].parts["net"].use_thread(Late(0).spawn, ours)
+    found, expected = (compute(gradient, net) for gradient, net in zip(gradients, (ours, plain), strict=True))
+    torch.testing.assert_close(found, expected)
+    assert not ours.plain.weight.requires_grad, "by the second thread"
+
+
 def in_a_thread():
     return SideThread(SimpleNamespace(use_thread=lambda spawn: None)).spawn
 
