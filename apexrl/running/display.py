@@ -301,6 +301,8 @@ class Display:
 def table_of(rows: Iterable[tuple[str, str]], console: Console) -> Text:
     """Returns names and values as a table without padding, which would wrap into empty lines in a narrower terminal."""
     table = Table(show_header=False, box=None)
+    for _ in range(2):
+        table.add_column(overflow="fold")  # a long path is told whole
     for row in rows:
         table.add_row(*row)
     lines = console.render_lines(table, pad=False)

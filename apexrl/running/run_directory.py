@@ -38,14 +38,14 @@ from apexrl.networks.headers import (
 from apexrl.own_modules import NOBODY, Trust
 from apexrl.replay.fork import fork_log
 from apexrl.running.torch_look import Ask, Question, here
-from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE, Section, evaluation_of, read_found
+from apexrl.runs import CONFIG_FILE, CURVE_FILE, SUMMARY_FILE, VIDEOS, Section, evaluation_of, read_found
 from apexrl.types import EnvironmentSpec, LogPosition
 
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL, LOCK_FILE, OWNER = "journal", "run.lock", "a run that goes on"
-RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE, "wandb.id", "mlflow.id")
+RESULTS = (CHECKPOINTS, CURVE_FILE, "tensorboard", STATUS_FILE, SUMMARY_FILE, VIDEOS, "wandb.id", "mlflow.id")
 OF_ONE_START: Mapping[str, Any] = {
     "max_seconds": 0.0, "smoke": False, "from_scratch": False, "trust": False, "callback": (), "stop_at_return": None,
     "port_base": 0,

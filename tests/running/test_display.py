@@ -270,6 +270,8 @@ def test_a_table_has_no_padding_behind_its_rows():
     rows = [("time", "0:01:01"), ("waits", "actor for learner 100%, learner for actors 3%")]
     wrapped = [" time   0:01:01", " waits  actor for learner 100%, learner", "        for actors 3%"]
     assert str(table_of(rows, console)).splitlines() == wrapped
+    path = "runs/" + 60 * "x" + "-20260101-120000"
+    assert str(table_of([("run", path)], console)).replace("\n", "").replace(" ", "") == "run" + path, "told whole"
     console.print(table_of(rows, console), soft_wrap=True)
     assert console.file.getvalue().splitlines() == wrapped
 

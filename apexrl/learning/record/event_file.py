@@ -6,6 +6,7 @@ thread without end. So this module uses tensorboardX's messages and record forma
 
 import logging
 import os
+import re
 import socket
 import struct
 import time
@@ -31,6 +32,7 @@ PICTURES_BYTES, PICTURES_RATE = 8 * 2**20, 2048.0
 FRAMING_BYTES = 16  # of a record
 SAID_SECONDS = 600.0
 FILE_VERSION = "brain.Event:2"
+EARLIER = re.compile(r"events\.out\.tfevents\.(\d{10})\.")
 ABOUT = "about"  # the first of the texts, which are sorted by their tags
 # The cards that TensorBoard shows first: it sorts them by their tags. A card has room for 22 characters.
 OVERVIEW = {
@@ -65,7 +67,10 @@ class EventFile:
         self._numbers = Allowance(NUMBERS_BYTES, NUMBERS_RATE, clock)
         self._pictures = Allowance(PICTURES_BYTES, PICTURES_RATE, clock)  # and texts
         self._repeats = Repeats(SAID_SECONDS, clock=clock)
-        self._path = directory / f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        earlier = (EARLIER.match(path.name) for path in directory.glob("events.out.tfevents.*"))
+        # TensorBoard reads files in the order of their names, also where the clock was set back since.
+        began = max([int(time.time()), *(1 + int(found[1]) for found in earlier if found is not None)])
+        self._path = directory / f"events.out.tfevents.{began:010d}.{socket.gethostname()}.{os.getpid()}"
         self._num_bytes = 0  # bytes of whole records in the file
         self._pending = bytearray()
         self._described: set[str] = set()

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 60.0  # for the other ranks, in each exchange
 EQUAL_SECTIONS = ("algorithm", "update", "network")  # whose flags make an update what it is
-EQUAL_FLAGS = ("seed", "normalize_observations", "scale_rewards", "total_frames", "total_updates")  # and the rates
+EQUAL_FLAGS = ("seed", "normalize_observations", "scale_rewards", "total_frames", "total_updates", "ends_at")
 REASONS = ("", "replay_connection", "min_size", "actors", "priorities", "another reason")
 OUTSIDE = "192.0.2.1"  # of no host (RFC 5737): where the way out leads
 OWN_STATE = LEARNING + LAST_BATCH  # begins the names of tensors that each rank has for itself

@@ -1,4 +1,5 @@
 import struct
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -118,6 +119,15 @@ def test_a_file_that_somebody_removed_begins_anew(tmp_path):
         events.scalars({"a": value}, int(value))
         events.flush()
     assert [event.value for event in read(tmp_path).Scalars("a")] == [2.0, 3.0]
+
+
+def test_a_start_after_the_clock_was_set_back_has_a_later_name(tmp_path, monkeypatch):
+    """TensorBoard reads a run's files in the order of their names, and never goes back."""
+    for now in (2_000_000_000, 1_900_000_000, 1_900_000_000.5):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        EventFile(tmp_path).flush()
+    names = sorted(path.name.split(".")[3] for path in tmp_path.iterdir())
+    assert names == ["2000000000", "2000000001", "2000000002"]
 
 
 def test_a_flood_of_pictures_leaves_the_file_small_and_the_numbers_in_it(tmp_path, caplog):
