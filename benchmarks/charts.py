@@ -71,6 +71,13 @@ COMPARISONS = {  # the rows of charts, by the names of their files
     },
     "games-qbert": [Row("", ("minutes", "frames"), {
         "games-qbert-quantiles": "Ape-X with 32 quantiles", "games-qbert-impact-night": "IMPACT"})],
+    "games-roadrunner-spaceinvaders": [
+        Row(title, ("minutes", "frames"), {
+            f"games-{name}-{other}": label, f"games-{name}-impact-night": "IMPACT, 135 minutes of one core"})
+        for title, name, other, label in (
+            ("Road Runner", "roadrunner", "impact", "IMPACT, 400 seconds of a GPU"),
+            ("Space Invaders", "spaceinvaders", "quantiles", "Ape-X with 32 quantiles, one core"))
+    ],
     "games-breakout-gpu": [Row("", ("minutes", "frames"), {
         "games-breakout-gpu": "Ape-X", "games-breakout-gpu-impact": "IMPACT"})],
     "robots-half-cheetah-impact": [Row("", ("minutes", "frames"), {

@@ -215,8 +215,8 @@ def test_the_header_of_a_checkpoint_may_hold_anything(tmp_path, spec):
 def test_tensors_of_types_that_no_network_has_are_refused(tmp_path, spec):
     whole = msgspec.json.encode(CheckpointHeader(spec, "apex-dqn", "{}", Counters())).decode()
     path = tmp_path / "c.safetensors"
-    for dtype in ("F8_E4M3", "F8_E5M2", "F4", "C64", "U16", "I8"):
-        size = {"C64": 8, "U16": 2}.get(dtype, 1)
+    for dtype in ("F8_E4M3", "F8_E5M2", "F4", "C64", "U16", "U32"):
+        size = {"C64": 8, "U16": 2, "U32": 4}.get(dtype, 1)
         shape = [2] if dtype == "F4" else [1]
         entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}
         header = msgspec.json.encode({"__metadata__": {"header": whole}, "acting.x": entry})

@@ -19,6 +19,7 @@ NETWORK = to_text(DuelingConfig((1, 2, 3), 4))
 def test_round_trip(tmp_path, spec):
     header = CheckpointHeader(spec, "apex-dqn", NETWORK, Counters(updates=3, seconds=1.5, best_evaluation_return=-2.0))
     tensors = {"acting.a": torch.arange(3.0), "acting.b": torch.ones(2), "learning.a": torch.zeros(1)}
+    tensors |= {f"learning.{dtype}": torch.ones(2, dtype=dtype) for dtype in (torch.int8, torch.int16, torch.uint8)}
     save_checkpoint(tmp_path / "c.safetensors", header, tensors)
     back = load_checkpoint(tmp_path / "c.safetensors")
     assert back.header == header
