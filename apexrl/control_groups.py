@@ -19,8 +19,8 @@ class Group(NamedTuple):
 def groups_of(controller: str, process: Path = SELF) -> Iterator[Group]:
     """Yields the groups that may limit a process by a controller, from its own up to the root."""
     try:
-        mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
-        groups = [line.split(":", 2) for line in (process / "cgroup").read_text().splitlines()]
+        mounts = [line.split() for line in _lines(process / "mountinfo")]
+        groups = [line.split(":", 2) for line in _lines(process / "cgroup")]
     except OSError:  # not Linux
         return
     for mount in mounts:
@@ -35,6 +35,11 @@ def groups_of(controller: str, process: Path = SELF) -> Iterator[Group]:
                     yield Group(kind, directory)
                     if directory == top:
                         break
+
+
+def _lines(file: Path) -> list[str]:
+    """Returns the lines of a file that names others, whose names may be any bytes."""
+    return [os.fsdecode(line) for line in file.read_bytes().split(b"\n") if line]
 
 
 def cpu_quotas(process: Path = SELF) -> Iterator[float]:

@@ -124,8 +124,15 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replaces a JSON file durably."""
-    write_durably(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    """Replaces a JSON file durably.
+
+    Raises: ConfigError when a text in it is not UTF-8, such as the name of a directory.
+    """
+    try:
+        data = msgspec.json.encode(value)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{path}: {error.object!r} is not UTF-8: give it another name") from error
+    write_durably(path, msgspec.json.format(data, indent=2) + b"\n")
 
 
 def give_second_name(path: Path, target: Path, may_link: bool = True) -> None:
@@ -227,7 +234,12 @@ def open_locked(path: Path, owner: str, flag: str = "", *, is_shared: bool = Fal
     directory = f"{flag} {path.parent}".lstrip()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            if not is_shared:
+                raise
+            descriptor = os.open(path, os.O_RDONLY)  # of a snapshot, or somebody else's
     except OSError as error:
         raise ConfigError(f"{directory} cannot be written ({error.strerror}): give another directory") from error
     try:

@@ -137,6 +137,8 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
     before = threading.enumerate()
     stop = Stop()
     stop.on_signals()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+        stop.on_hang_up(stop.set)
     parent = os.environ.get(PARENT_VARIABLE)  # before the role writes itself there, for its own children
     end_with_parent(stop, ORPHAN_SECONDS)
     status = run_program(lambda: _status_of(role, main, stop, log))

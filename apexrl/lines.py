@@ -28,6 +28,15 @@ def _is_shown(character: str) -> bool:
     return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
 
 
+def is_utf8(text: str) -> bool:
+    """Returns whether files, messages and other programs can hold a text: not the name of a file of other bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def say(*texts: object, **options: Any) -> None:
     """Prints texts as `print` does; none of them controls the terminal."""
     print(*(printable(str(text)) for text in texts), **options)

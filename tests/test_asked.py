@@ -1,12 +1,15 @@
 """A command line in two steps: the words that decide the defaults, and the one parse."""
 
 import dataclasses
+import os
 
 import pytest
 
-from apexrl.config.commands import RunCommand
+from apexrl.config.commands import ReplayCommand, RunCommand
+from apexrl.config.fields import check_ranges
 from apexrl.config.flags import Asked, default_command, with_preset
 from apexrl.config.words import Basis, flags_in, words_of
+from apexrl.errors import ConfigError
 
 
 def test_the_words_that_decide_the_defaults_are_found_before_they_are_parsed():
@@ -45,3 +48,17 @@ def test_a_wish_for_help_waits_for_the_defaults_that_it_shows(capsys):
     with pytest.raises(SystemExit) as ended:
         asked.onto(dataclasses.replace(default, seed=77))
     assert not ended.value.code and "(default: 77)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_texts_that_no_file_of_a_run_can_hold_are_refused_where_they_are_given():
+    for directory in (os.fsdecode(b"runs/M\xfcller"), "runs/\0"):
+        with pytest.raises(ConfigError, match=r"is not UTF-8|no text has a NUL"):
+            Asked.of(default_command(RunCommand), ["--run-dir", directory])
+    odd = os.fsdecode(b"/mnt/\xff/journal")  # of a replay server by hand, whose files name no directories
+    assert Asked.of(default_command(ReplayCommand), ["--journal-dir", odd]).command.replay.journal_dir == odd
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)])
+def test_numbers_of_files_may_have_any_length(number):
+    with pytest.raises(ConfigError, match=r"makes no sense: it has to be at (most|least)"):
+        check_ranges(dataclasses.replace(default_command(RunCommand), seed=number))

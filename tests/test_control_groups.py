@@ -25,11 +25,12 @@ def host(monkeypatch, tmp_path):
         is_second = kind == "cgroup2"
         (process / "cgroup").write_text(f"0::{path}\n" if is_second else f"4:memory:/\n3:cpu,cpuacct:{path}\n0::/\n")
         options = "rw" if is_second else "rw,cpu,cpuacct"
-        (process / "mountinfo").write_text(
-            "23 1 0:21 / / rw - ext4 /dev/root rw\n"
-            "24 23 0:22 / /x rw - tmpfs  rw\n"
-            "25 23 0:23 / /mnt/c rw - 9p C:\\134 rw,aname=drvfs;path=C:\\Program Files\\Docker\n"
-            f"35 31 0:32 {root} {top} rw,relatime shared:9 - {kind} {kind} {options}\n"
+        (process / "mountinfo").write_bytes(
+            b"22 1 0:20 / /media/M\xfcller\xe2\x80\xa8s rw - cifs //host/a\x85b rw\n"
+            b"23 1 0:21 / / rw - ext4 /dev/root rw\n"
+            b"24 23 0:22 / /x rw - tmpfs  rw\n"
+            b"25 23 0:23 / /mnt/c rw - 9p C:\\134 rw,aname=drvfs;path=C:\\Program Files\\Docker\n"
+            + f"35 31 0:32 {root} {top} rw,relatime shared:9 - {kind} {kind} {options}\n".encode()
         )
         for place, quota in quotas.items():
             directory = top / place

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from apexrl.errors import ConfigError
-from apexrl.files import give_second_name, locked, write_durably
+from apexrl.files import give_second_name, locked, write_durably, write_json
 from apexrl.lifecycle import PERMANENT_STATUS, exit_status
 from apexrl.replay.journal import Lock
 
@@ -33,6 +33,29 @@ def test_a_file_system_without_locks_is_named_and_nobody_is_blamed(tmp_path, mon
             lock()
         assert os.strerror(number) in str(fault.value) and "belongs to" not in str(fault.value)
         assert exit_status(fault.value) == PERMANENT_STATUS
+
+
+def test_a_run_that_may_only_be_read_can_be_shared(tmp_path, monkeypatch):
+    """A fork leaves its source as it is, which may be a snapshot, or somebody else's."""
+    path, opened = tmp_path / "lock", os.open
+
+    def read_only(name, flags, *mode):
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(name, flags, *mode)
+
+    path.touch()
+    monkeypatch.setattr("os.open", read_only)
+    with locked(path, "x", is_shared=True), locked(path, "y", is_shared=True):
+        pass
+    with pytest.raises(ConfigError, match="cannot be written"), locked(path, "x"):
+        pass
+
+
+def test_a_text_that_no_file_can_hold_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        write_json(tmp_path / "config.json", {"run_dir": os.fsdecode(b"run\xff")})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_may_be_waited_for(tmp_path):

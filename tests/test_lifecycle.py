@@ -129,6 +129,22 @@ def test_a_signal_that_foreign_code_handles_is_no_end():
     check_signalled(script, signal.SIGTERM, ["ready\n"])
 
 
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_role_whose_terminal_is_closed_ends_in_order_unless_nohup_keeps_it(is_ignored):
+    before = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" if is_ignored else ""
+    script = before + (
+        "from apexrl.lifecycle import run_role\ndef main(stop):\n print('ready', flush=True)\n"
+        " stop.wait(100)\n print('ended', flush=True)\nrun_role('learner', main)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    if is_ignored:
+        process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "ended\n" and process.wait(600) == 0
+    process.stdout.close()
+
+
 def test_every_signal_is_counted():
     script = (
         "from apexrl.lifecycle import Stop\nimport time\nstop = Stop()\nstop.on_signals()\nprint('ready', flush=True)\n"

@@ -29,7 +29,7 @@ from apexrl.errors import ApexError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, process_name
 from apexrl.lines import say
 from apexrl.net.keyring import load_keyring
-from apexrl.net.metrics_channel import MAX_GAMES, Evaluation, MetricsClient, checksum
+from apexrl.net.metrics_channel import Evaluation, MetricsClient, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.networks.checkpoint import load_checkpoint
@@ -99,7 +99,7 @@ class Evaluator:
         version, agent = parameters.header.params_version, self._actor(parameters)
         if version < self._newest:
             self._best = None  # a learner that goes on from its last checkpoint may not know it
-        self._newest, is_sure = version, True
+        self._newest, is_first, is_sure = version, self._best is None, True
         recorder = self._recorder(version) if is_filmed else None
         games = self._play(agent, (version, *self._own_key), recorder, report, stop)
         film = self._finished(recorder) if recorder else {}
@@ -108,23 +108,27 @@ class Evaluator:
             counted = agent.evaluation_exploration, tuple(games.returns), tuple(games.steps)
             return Evaluation(version, *counted, time.monotonic() - started, parameters=kept, **film)
 
-        if games is not None and self._may_be_best(games, version):
+        if games is None:
+            return None
+        if is_candidate := self._may_be_best(games, version):
             count = len(games.returns)
             logger.info("update %d: mean %.2f of %d may be the best: as many more games", version, games.mean, count)
             if parameters.header.is_last:
                 tell(told(games, b""))
-            others = self._play(agent, (version, 1), None, report, hurry or stop)
+            try:
+                others = self._play(agent, (version, 1), None, report, hurry or stop)
+            except ApexError as error:  # the first games are told nevertheless
+                logger.warning("update %d: the other games cannot be played: %s", version, error)
+                others = None
             if others is None and stop.is_set():
                 return None
             is_sure = others is not None
             if others is not None:
                 games = Games(games.returns + others.returns, games.steps + others.steps)
-        if games is None:
-            return None
         if is_sure:
             self._best = games.mean if self._best is None else max(self._best, games.mean)
         self._played += 1
-        return told(games, encoded if is_sure else b"")
+        return told(games, encoded if is_sure and (is_first or is_candidate) else b"")
 
     def film(self, parameters: Parameters, stop: Ending) -> dict[str, Any]:
         """Plays a game from the start of an evaluation's first one, or its beginning until the stop, and films it.
@@ -174,7 +178,7 @@ class Evaluator:
     def _may_be_best(self, games: Games, version: int) -> bool:
         """Returns whether parameters may replace the best ones; those of update 0 replace none."""
         is_candidate = bool(version) if self._best is None else games.mean >= self._best
-        return is_candidate and not self._command.evaluation.checkpoint and 2 * len(games.returns) <= MAX_GAMES
+        return is_candidate and not self._command.evaluation.checkpoint
 
     def close(self) -> None:
         """Closes the environments."""

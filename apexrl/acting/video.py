@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 
 from apexrl.errors import ConfigError
+from apexrl.lines import is_utf8
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,10 @@ class VideoWriter:
         scale = 2 if min(width, height) < SMALL_PIXELS else 1
         size = (scale * width, scale * height)
         if self._writer is None:
+            if not is_utf8(_file_name(video)):  # OpenCV would end the process
+                logger.warning("no video: %s is not UTF-8; give a --run-dir that is", video)
+                self.video = None
+                return
             with without_lines(HARMLESS):
                 codec = cv2.VideoWriter.fourcc(*"VP80")
                 writer = cv2.VideoWriter(_file_name(video), codec, self._pictures_per_second, size)

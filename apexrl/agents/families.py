@@ -18,7 +18,7 @@ from apexrl.agents import (
 )
 from apexrl.agents.contract import Family, Implementation, Section
 from apexrl.config.commands import OfflineCommand, ReplayCommand, RunCommand, WorkerCommand
-from apexrl.config.fields import values_of
+from apexrl.config.fields import is_of_words, types_of, values_of
 from apexrl.config.sections import AlgorithmConfig
 from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError, named
@@ -62,7 +62,7 @@ def family_of(name: str) -> Family:
 
 
 def _check_fields(agent: str, family: Family) -> None:
-    """Raises ConfigError when a command has a flag of a field's name already."""
+    """Raises ConfigError when a command has a flag of a field's name already, or no words can give the field."""
     for kind in COMMANDS:
         taken, own = set[str](), []
         for field in dataclasses.fields(kind):
@@ -71,11 +71,18 @@ def _check_fields(agent: str, family: Family) -> None:
             else:
                 taken |= values_of(field.default).keys() if dataclasses.is_dataclass(field.default) else {field.name}
         for config in own:
-            names = values_of(config).keys()
-            if both := taken & names:
-                source = f"--agent {agent}: the field {min(both)} of {type(config).__name__}"
-                raise ConfigError(f"{source}: there is a flag {flag_of(min(both))} already: rename it")
-            taken |= names
+            source = f"--agent {agent}: {type(config).__name__}"
+            with named(source):
+                kinds = types_of(config)
+            if both := taken & kinds.keys():
+                raise ConfigError(
+                    f"{source} has a field {min(both)}: there is a flag {flag_of(min(both))} already: rename it"
+                )
+            taken |= kinds.keys()
+            if others := [name for name, of in kinds.items() if not is_of_words(of)]:
+                told = getattr(kinds[others[0]], "__qualname__", kinds[others[0]])
+                cure = "make it a number, a text, a Literal, or a tuple of those"
+                raise ConfigError(f"{source} has a field {others[0]} of type {told}, which is no flag: {cure}")
 
 
 def _check_presets(agent: str, family: Family) -> None:

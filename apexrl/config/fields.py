@@ -1,6 +1,7 @@
 """The fields of a command, flat over its sections: their names are unique, so a name alone says which one is meant."""
 
 import dataclasses
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from apexrl.config.words import flag_of
 from apexrl.errors import ConfigError
 
 D = TypeVar("D")
+_SCALARS = (bool, int, float, str, type(None))
 
 
 def values_of(config: Any) -> dict[str, Any]:
@@ -20,6 +22,27 @@ def values_of(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         values |= values_of(value) if dataclasses.is_dataclass(value) else {field.name: value}
     return values
+
+
+def types_of(config: Any) -> dict[str, Any]:
+    """Returns the types of a command's, or a section's, fields by name, with those of its sections."""
+    hints, found = typing.get_type_hints(type(config)), dict[str, Any]()
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        found |= types_of(value) if dataclasses.is_dataclass(value) else {field.name: hints[field.name]}
+    return found
+
+
+def is_of_words(kind: Any, is_part: bool = False) -> bool:
+    """Returns whether a command line can give each value of a type, or of a part of it: scalars, and tuples of them."""
+    parts, origin = typing.get_args(kind), typing.get_origin(kind)
+    if origin is typing.Literal:
+        return all(type(part) in _SCALARS[1:] for part in parts)
+    if origin in (typing.Union, types.UnionType):
+        return bool not in parts and all(is_of_words(part, is_part) for part in parts)
+    if origin in (tuple, list) and not is_part:
+        return all(part is ... or is_of_words(part, is_part=True) for part in parts)
+    return kind in _SCALARS
 
 
 def with_values(config: D, values: Mapping[str, Any]) -> D:
@@ -60,6 +83,8 @@ def check_ranges(config: Any) -> None:
                 raise ConfigError(f"{flag_of(field.name)} {value} makes no sense: its frames have to be {wanted}")
             value = schedule.ends
         for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, str) and "\0" in number:
+                raise ConfigError(f"{flag_of(field.name)} {number!r} makes no sense: no text has a NUL")
             if isinstance(number, int | float) and not isinstance(number, bool):
                 if isinstance(number, float) and _is_whole(hints[field.name]):
                     raise ConfigError(f"{flag_of(field.name)} {number} makes no sense: it has to be a whole number")

@@ -26,6 +26,7 @@ from apexrl.config.tables import DISTINCT, TableSpec, logs_of, part_of, tables_o
 from apexrl.config.words import Basis, flag_of, flags_in, gathered, program, words_of
 from apexrl.errors import ConfigError
 from apexrl.hosts import check_hosts
+from apexrl.lines import is_utf8
 from apexrl.types import StreamSpec
 
 C = TypeVar("C", bound=Command)
@@ -116,6 +117,8 @@ class Asked(NamedTuple, Generic[C]):
         check_names(default, words)
         command = tyro.cli(type(default), args=words, default=default, prog=program(), **PARSING)
         check_ranges(command)
+        if issubclass(type(default), RunCommand) and (odd := [word for word in words if not is_utf8(word)]):
+            raise ConfigError(f"{odd[0]!r} is not UTF-8, as the files of a run are: give it another name")
         given = frozenset(name_of(flag) for flag, _ in flags_in(words))
         values, usual = values_of(command), values_of(default)
         if empty := sorted(name for name in given & values.keys() if values[name] == "" != usual[name]):

@@ -18,6 +18,7 @@ DEFAULT_AGENT = "apex-dqn"
 Changing = float | str  # a number, or as START:END:FRAMES its way through a run: `schedules.Schedule`
 MULTIPLES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 LONGEST_VARIANT = 2000  # characters; the wire takes no more
+MAX_DIGITS = 100  # of a number that a person writes
 GREATEST = 1e15  # of numbers without an end of their own: sums of several fit messages and files, which end at 2**53
 LONGEST_SECONDS = 1e9  # 31 years; clocks of the operating system take ten times as many
 MOST_FRAMES = 2_000_000_000  # of a game, which ale-py counts in 32 bits
@@ -33,7 +34,7 @@ class Range:
 
     def wanted(self, number: float) -> str:
         """Returns the range in words, or an empty string when the number is in it."""
-        if not math.isfinite(number):
+        if isinstance(number, float) and not math.isfinite(number):
             return "a finite number"
         if self.least is None and number <= 0:
             return "more than 0"
@@ -47,7 +48,7 @@ def whole_number(text: str) -> int:
 
     Raises: ValueError when it is none.
     """
-    found = re.fullmatch(r"([-+]?[\d_]*\.?\d*(?:[eE][-+]?\d{1,2})?)([kKMG]?)", text)
+    found = re.fullmatch(r"([-+]?[\d_]*\.?\d*(?:[eE][-+]?\d{1,2})?)([kKMG]?)", text[: MAX_DIGITS + 1])
     try:
         number = decimal.Decimal(found[1]) * MULTIPLES[found[2].replace("K", "k")] if found else None
     except decimal.InvalidOperation:
@@ -302,7 +303,7 @@ class LearningConfig:
 class EvaluationConfig:
     """Evaluations: whole games, unclipped, nearly without exploration."""
 
-    episodes: Annotated[int, Range(1, 10_000)] = 10
+    episodes: Annotated[int, Range(1, 5_000)] = 10
     """Games in an evaluation; as many more, which count too, where it may be the best."""
     evaluation_period_seconds: Annotated[float, Range(0, LONGEST_SECONDS)] = 60.0
     """Seconds from one evaluation's start to the next, while training."""

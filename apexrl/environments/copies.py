@@ -110,9 +110,12 @@ class GymnasiumEnvironment:
             return None
 
     def close(self) -> None:
-        """Closes the environments."""
-        self._watchdog.close()
-        self._envs.close()
+        """Closes the environments; the deadline of their steps is that of this call, too."""
+        try:
+            with self._watchdog.watching("close"):
+                self._envs.close()
+        finally:
+            self._watchdog.close()
 
     def _make(
         self, config: EnvConfig, registered: EnvSpec, num_envs: int, first_copy: int

@@ -12,6 +12,8 @@ from gymnasium import spaces
 
 from apexrl.casts import exactly
 
+MAX_WHOLE = 2**63  # of a reward that Python knows exactly; NumPy takes it for no number beyond
+
 
 class UnfitError(ValueError):
     """An environment gave something else than it declares."""
@@ -58,7 +60,7 @@ def fitted(space: gymnasium.Space, value: Any, name: str = "observation") -> Any
 
 def reward_of(value: Any) -> float:
     """Returns a reward. Raises UnfitError when it is not one number."""
-    if isinstance(value, float) or type(value) is int:
+    if isinstance(value, float) or (type(value) is int and abs(value) < MAX_WHOLE):
         return value
     return float(_numbers(value, np.float64, (), "reward"))
 

@@ -19,8 +19,8 @@ class Course:
     It goes with the frames of its schedule; without them with the frames of the run, its updates and the time until its
     end, whichever is furthest; without an end ever more slowly (`schedules.share_of_endless`). In a run that goes on
     with other ends, or towards another number, it goes on from where it is; with another start it begins there. A
-    number that is spent begins as if it had had its new ends from the start, or anew where it is asked for other frames
-    than before and so many have passed.
+    number that is spent, or that has come to an end which is now asked for after other frames, begins as if it had had
+    its new ends from the start, or anew where so many frames have passed.
     """
 
     def __init__(
@@ -32,27 +32,37 @@ class Course:
         way = Progress(schedule.start, *ends, end=schedule.end, shape=schedule.shape)
         self.progress = msgspec.structs.replace(way, began_at=now, total_updates=total_updates)
 
-    def begin(self, frames: int, before: Progress | None, updates: int = 0, seconds: float = 0.0) -> None:
-        """Goes on where a checkpoint was, at so many frames, updates and seconds of the run; None: it does not tell."""
+    def begin(
+        self, frames: int, before: Progress | None, updates: int = 0, seconds: float = 0.0, stays: bool = False
+    ) -> None:
+        """Goes on where a checkpoint was, at so many frames, updates and seconds of the run; None: it does not tell.
+
+        Args:
+          stays: it was asked to change, and has no end that it could go towards.
+        """
         own = self.progress
         if before is None:
             return
         if before.asked == own.asked:
             self.progress = before
             return
-        was, is_same, has_own_frames = number_of(before), before.rate == own.rate, own.over_frames > 0
-        has_other_frames = before.over_frames != own.over_frames
-        is_spent = is_same and abs(was) < SPENT * abs(own.rate)
+        was, is_same = number_of(before), before.rate == own.rate
+        is_same_way = (before.end, before.shape) == (own.end, own.shape)
+        new_frames = own.over_frames if before.over_frames != own.over_frames else 0
+        has_arrived = new_frames > 0 and is_same_way and before.share >= 1
+        is_spent = is_same and (has_arrived or abs(was) < SPENT * abs(own.rate))
         self.progress = msgspec.structs.replace(own, began_at=own.began_at - seconds)
-        if is_spent and not (has_other_frames and has_own_frames and own.over_frames <= frames):
+        if is_spent and not 0 < new_frames <= frames:
             return
-        end_frames, share, number = frames + own.over_frames if has_own_frames else 0, 0.0, None
+        end_frames, share, number = frames + own.over_frames if own.over_frames else 0, 0.0, None
         if is_same and not is_spent:
-            if not has_other_frames:
+            if before.over_frames == own.over_frames:
                 end_frames = before.end_frames
-            if (before.end, before.shape) == (own.end, own.shape):
+            elif before.end != before.rate and new_frames > frames:
+                end_frames = new_frames
+            if is_same_way:
                 share, number = before.share, before.begun_number
-            elif not self.schedule.is_constant:
+            elif stays or not self.schedule.is_constant:
                 number = was
         ends = {"begun_frames": frames, "begun_late": self.late(own.began_at, updates), "end_frames": end_frames}
         way = {"begun_share": share, "share": share, "begun_number": number}
@@ -112,12 +122,14 @@ class Courses:
     def __init__(self, command: LearnerCommand, now: float = 0.0):
         """Begins at the first frame, as each `Course` does."""
         ends = command.learning.total_frames, command.ends_at, now, command.learning.total_updates
-        self._courses = {name: Course(schedule, *ends) for name, schedule in ways_of(command).items()}
+        asked, ways = schedules_of(command.update), ways_of(command)
+        self._courses = {name: Course(schedule, *ends) for name, schedule in ways.items()}
+        self._staying = {name for name in ways if ways[name].is_constant and not asked[name].is_constant}
 
     def begin(self, frames: int, before: Mapping[str, Progress], updates: int = 0, seconds: float = 0.0) -> None:
         """Goes on where a checkpoint was, at so many frames, updates and seconds of the run."""
         for name, course in self._courses.items():
-            course.begin(frames, before.get(name), updates, seconds)
+            course.begin(frames, before.get(name), updates, seconds, stays=name in self._staying)
 
     def late(self, now: float, updates: int = 0) -> float:
         """Returns the share of the run's time or of its updates that is over, see `Course.late`."""

@@ -93,9 +93,9 @@ class LockstepLoop:
                 while not self._is_over() and learner.update():
                     self._after_update()
                 self._report_when_due()
+            learner.updater.follow_moments()  # with which the last checkpoint normalizes, too
             self._evaluate()
             self._report({})
-            learner.updater.follow_moments()
             learner.record.last_checkpoint(learner.updater)
         finally:
             learner.record.close()

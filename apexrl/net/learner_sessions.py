@@ -134,8 +134,10 @@ class LearnerSessions:
 
     def subscribe(self, peer: bytes, message: wire.Subscribe, now: float) -> None:
         """Begins or continues a subscription; the tables asked for must exist."""
-        refusal = self._why_refuse(peer, message.wants)
-        if refusal:
+        if len(self.sessions) >= MAX_LEARNERS and peer not in self.sessions:  # there may be room later
+            self._outbox.drop("learner", peer, "crowded", f"{MAX_LEARNERS} learners are connected already")
+            return
+        if refusal := self._why_refuse(message.wants):
             self._outbox.refuse("learner", peer, refusal)
             return
         log = self._replay.log
@@ -223,7 +225,7 @@ class LearnerSessions:
         logger.info("learner %s left", self.sessions.pop(peer).asked.learner)
         self._fit_limiters()
 
-    def _why_refuse(self, peer: bytes, wants: Sequence[wire.Want]) -> str:
+    def _why_refuse(self, wants: Sequence[wire.Want]) -> str:
         tables = [want.table for want in wants]
         unknown = [table for table in tables if table not in self._replay.tables]
         if unknown:
@@ -231,11 +233,7 @@ class LearnerSessions:
         if len(set(tables)) < len(tables):
             return "a table is asked for twice"
         never = (self._replay.why_never(want.table, want.batch_size) for want in wants)
-        if reason := next(filter(None, never), ""):
-            return reason
-        if len(self.sessions) >= MAX_LEARNERS and peer not in self.sessions:
-            return f"{MAX_LEARNERS} learners are connected already"
-        return ""
+        return next(filter(None, never), "")
 
     def _fit_limiters(self) -> None:
         """Keeps the last sizes while nobody is there, so that a learner may restart without moving the band."""

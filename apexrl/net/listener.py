@@ -130,7 +130,8 @@ class Listener:
     def _is_ours(self, descriptor: int) -> bool:
         """Returns whether a descriptor is a connection of this port: libzmq may have closed it meanwhile."""
         with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
-            return bool(connection.getsockname()[1] == self._port)
+            address = connection.getsockname()  # no pair where the descriptor is another kind of socket by now
+            return isinstance(address, tuple) and bool(address[1] == self._port)
         return False
 
 

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from apexrl.casts import exactly
 from apexrl.errors import ApexError, WireError
+from apexrl.lines import is_utf8
 from apexrl.types import Field, StreamSpec
 
 FieldType = DTypeLike | tuple[DTypeLike, int | tuple[int, ...]]
@@ -34,7 +35,7 @@ def layout_of(fields: Mapping[str, FieldType]) -> np.dtype:
     for name, given in fields.items():
         kind, shape = given if isinstance(given, tuple) else (given, ())
         dtype = np.dtype(kind)
-        if any("\ud800" <= letter <= "\udfff" for letter in name):
+        if not is_utf8(name):
             raise ValueError(f"field {name!r}: half of a surrogate pair is no character")
         is_wider = dtype.kind == "f" and dtype.itemsize > 8  # and of other bytes on other machines
         if dtype.kind not in KINDS or is_wider or not np.dtype((dtype, shape)).itemsize:
@@ -62,7 +63,7 @@ def layout_from(spec: StreamSpec) -> np.dtype:
     if spec.env == ENV:
         try:
             layout = layout_of({name: (kind, tuple(shape)) for name, kind, shape in json.loads(spec.variant)})
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, RecursionError, SyntaxError):  # the last of NumPy, which reads a type as Python
             layout = None
         if layout is not None and spec_of(layout) == spec:
             return layout

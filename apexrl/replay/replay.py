@@ -79,7 +79,8 @@ class Replay:
         """Takes the batch sizes of each learner, by table, and fits the limiters to them.
 
         A queue's slack is 2 batches. That of another table is 4 batches, or a tenth of the samples due at the start,
-        whichever is more. A table that draws no unroll twice in a batch begins with at least a batch.
+        whichever is more. A table that draws no unroll twice in a batch begins with at least a batch, the smallest one:
+        a reader of larger ones holds up nobody.
         """
         self._learners = learners
         for name, table in self.tables.items():
@@ -90,7 +91,7 @@ class Replay:
             due = 0.1 * settings.samples_per_insert * settings.min_size_to_sample
             limiter.slack = max(4.0 * batch_size, due)
             if settings.kind in DISTINCT:
-                limiter.min_batch = batch_size
+                limiter.min_batch = min((sizes[name] for sizes in learners if name in sizes), default=1)
 
     def why_never(self, table: str, batch_size: int) -> str:
         """Returns the reason why a table can never give such batches, or an empty string."""

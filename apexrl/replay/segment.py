@@ -25,6 +25,7 @@ FORMAT = 2
 HEADER_MAGIC, UNROLL_MAGIC = b"apxH", b"apxU"
 MISSING_RECORDS = 4
 MAX_HEADER_BYTES = 2**20
+MAX_NUMBER = 2**53  # of an unroll, as in messages
 SEARCHED = 64  # times the bytes of a file, whose checksums a search behind damages may compute
 _FIXED = struct.Struct("<4sIQII")
 _CHECKED = struct.Struct("<QII")
@@ -131,7 +132,7 @@ def _unpack(data: bytes, position: int, magic: bytes) -> tuple[Entry, int] | Non
     end = start + message_bytes + block_bytes
     if found != magic or end > len(data):
         return None
-    if zlib.crc32(memoryview(data)[position + 8 : end]) != checksum:
+    if zlib.crc32(memoryview(data)[position + 8 : end]) != checksum or number > MAX_NUMBER:
         return None
     middle = start + message_bytes
     return Entry(number, data[start:middle], data[middle:end]), end
@@ -167,6 +168,7 @@ def _next_record(data: bytes, begin: int, lowest: int, next_number: int, search:
 
 def _header(message: bytes) -> SegmentHeader | None:
     try:
-        return msgspec.msgpack.decode(message, type=SegmentHeader)
+        header = msgspec.msgpack.decode(message, type=SegmentHeader)
     except MALFORMED:
         return None
+    return header if header.spec.unroll_starts else None

@@ -81,7 +81,7 @@ def are_of(files: Iterable[SegmentFile], logs: Collection[str], spec: StreamSpec
     """Returns whether files are of some logs with a spec, as far as their headers tell, which have checksums."""
     headers = [file.header for file in files if file.header is not None]
     own = [header for header in headers if header.log in logs]
-    return not headers or (bool(own) and all(header.spec == spec for header in own))
+    return spec.unroll_starts > 0 and (not headers or (bool(own) and all(header.spec == spec for header in own)))
 
 
 def strays(directory: Path) -> list[Path]:

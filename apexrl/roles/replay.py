@@ -32,8 +32,8 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    if keyring is not None:
-        loop.add_signal_handler(signal.SIGHUP, keyring.read_again_or_tell)
+    if keyring is not None or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        loop.add_signal_handler(signal.SIGHUP, ended.set if keyring is None else keyring.read_again_or_tell)
     serving = asyncio.create_task(server.run(ended))
     next_report, meter = time.monotonic() + REPORT_PERIOD_SECONDS, CpuMeter()
     try:

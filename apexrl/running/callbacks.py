@@ -6,7 +6,6 @@ has any of two methods, `on_status(status)` and `on_evaluation(evaluation)`; the
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from apexrl.errors import ConfigError, reason_of
-from apexrl.learning.record.status_file import Status, read_status
+from apexrl.learning.record.status_file import Status, Statuses
 from apexrl.lifecycle import Stop, run_role
 from apexrl.own_modules import own
 from apexrl.runs import CURVE_FILE, CurvePoint, read_evaluations
@@ -30,7 +29,7 @@ class News:
     def __init__(self, directory: Path):
         """Raises: ConfigError when the evaluations so far cannot be read: all of them would be news later."""
         self._directory = directory
-        self._began_at = time.time()
+        self._statuses = Statuses(directory)
         self._status: Status | None = None
         self._stamp = 0  # of the curve that was read last
         self._told = set(self._evaluations())
@@ -46,14 +45,19 @@ class News:
             if evaluation not in self._told:
                 self._told.add(evaluation)
                 yield evaluation
-        status = read_status(self._directory, since=self._began_at)
+        status = self._statuses.newest()
         if status is not None and status != self._status:
             self._status = status
             yield status
 
     def _evaluations(self) -> list[CurvePoint]:
         path = self._directory / CURVE_FILE
-        stamp = path.stat().st_mtime_ns if path.exists() else self._stamp
+        try:
+            stamp = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
         if stamp == self._stamp:
             return []
         self._stamp = stamp

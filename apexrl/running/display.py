@@ -21,7 +21,7 @@ from apexrl.config.commands import RunCommand
 from apexrl.config.flags import explicit_replay, wants_of
 from apexrl.config.tables import tables_of
 from apexrl.learning.record.metrics import PROBABILITY
-from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status, read_status
+from apexrl.learning.record.status_file import LAST_EVALUATION, Status, Statuses
 from apexrl.lines import printable
 from apexrl.networks.headers import Counters
 from apexrl.running.supervise import Supervisor
@@ -140,12 +140,14 @@ class Summary(msgspec.Struct, frozen=True):
     evaluation_best_return: float | None
     roles_restarted: int
     evaluation_median_return: float | None = None
+    evaluation_exploration: float | None = None  # that its games were played with: epsilon with Ape-X
     ended_by: str = ""  # what ended it before its time: an evaluation as --stop-at-return asks, or a callback
 
 
 def summary_of(status: Status | None, env: str, seconds: float, restarts: int, ended_by: str = "") -> Summary:
     """Returns the summary of a run that ended after `seconds`."""
     counters = status.counters if status is not None else Counters()
+    metrics = status.metrics if status is not None else {}
     return Summary(
         env,
         round(seconds, 1),
@@ -160,7 +162,8 @@ def summary_of(status: Status | None, env: str, seconds: float, restarts: int, e
         counters.last_evaluation_return,
         counters.best_evaluation_return,
         restarts,
-        status.metrics.get("evaluation/return_median") if status is not None else None,
+        metrics.get("evaluation/return_median"),
+        metrics.get("evaluation/exploration"),
         ended_by,
     )
 
@@ -201,6 +204,7 @@ class Display:
         self._clock = clock
         # By unit, and whether learning has begun, which slows the actors down.
         self._paces: dict[tuple[str, bool], Pace] = collections.defaultdict(Pace)
+        self._statuses = Statuses(directory, clock)
         self._started = clock()
         self._next_line = self._started + LINE_PERIOD_SECONDS
         self._live = Live(console=console, refresh_per_second=2) if redraws(console) else None
@@ -227,8 +231,8 @@ class Display:
         spent, seconds = self._clock() - self._started, self._targets.seconds
         rows = [("time", duration(spent) + (f" of {duration(seconds)}" if seconds else ""))]
         rows += self._disk()
-        status, age_seconds = read_status(self._directory), self._status_age()
-        if status is None or age_seconds is None:
+        status, age_seconds = self._statuses.newest(), self._statuses.age_seconds()
+        if status is None:
             return [*rows, ("state", "starting"), *self._beginnings(), *self._roles()]
         if age_seconds > STALE_SECONDS:
             rows.append(("stale", f"the learner has reported nothing for {age_seconds:.0f} s"))
@@ -280,14 +284,6 @@ class Display:
         if free >= FULL_DISK_BYTES:
             return []
         return [("disk", f"{free / 2**20:.0f} MiB are free for {self._directory}: what is not saved waits for space")]
-
-    def _status_age(self) -> float | None:
-        """Returns the seconds since the status was written, None when it is missing or from an earlier start."""
-        try:
-            written_at = (self._directory / STATUS_FILE).stat().st_mtime
-        except OSError:
-            return None
-        return time.time() - written_at if written_at >= self._supervisor.began_at else None
 
     def _roles(self) -> list[tuple[str, str]]:
         children = self._supervisor.children.values()

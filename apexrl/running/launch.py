@@ -20,7 +20,7 @@ from apexrl.config.words import sister
 from apexrl.errors import ApexError
 from apexrl.files import write_json
 from apexrl.guard import check_not_imported
-from apexrl.learning.record.status_file import LAST_EVALUATION, Status, read_status
+from apexrl.learning.record.status_file import LAST_EVALUATION, Status, Statuses, read_status
 from apexrl.lifecycle import INTERRUPTED_STATUS, Stop, end_with_parent, exit_status, run_program
 from apexrl.lines import log_to
 from apexrl.networks.headers import Counters, latest_path, load_header
@@ -188,6 +188,7 @@ class Run:
         self._supervisor = Supervisor(0 if command.reproducible else command.max_restarts)
         self._clock = Clock(command)
         self._checkpointed = checkpoint_time(self._directory)
+        self._statuses = Statuses(self._directory)
         self._news = None if command.stop_at_return is None else News(self._directory)
 
     def run(self, stop: Stop) -> int:
@@ -200,15 +201,14 @@ class Run:
                 while not stop.wait(WATCH_SECONDS):
                     finished = self._supervisor.watch()
                     display.update()
-                    in_vain = waits_in_vain(self._supervisor, self._directory)
+                    in_vain = waits_in_vain(self._supervisor, self._statuses)
                     if has_finished := in_vain or bool(FINISHING.intersection(finished)):
                         break
                     if why := self._why_over(finished):
                         self._console.print(f"the run ends: {why}", soft_wrap=True)
                         break
                     if self._clock.is_over(self._counters()):
-                        told = read_status(self._directory, since=self._supervisor.began_at)
-                        goes_on = bool(self._checkpointed)
+                        told, goes_on = self._statuses.newest(), bool(self._checkpointed)
                         if not awaits_evaluation(self._command, told, self._clock.elapsed(), goes_on):
                             is_late = True
                             break
@@ -326,12 +326,10 @@ def awaits_evaluation(
     return late < LAST_WORD_SECONDS + (seconds if waits_for_evaluation(status) else 0.0)
 
 
-def waits_in_vain(supervisor: Supervisor, directory: Path) -> bool:
+def waits_in_vain(supervisor: Supervisor, statuses: Statuses) -> bool:
     """Returns whether the learner waits for the last evaluation, and nobody will play it."""
     evaluator = supervisor.children.get("evaluator")
-    if evaluator is None or not evaluator.is_given_up:
-        return False
-    return waits_for_evaluation(read_status(directory, since=supervisor.began_at))
+    return evaluator is not None and evaluator.is_given_up and waits_for_evaluation(statuses.newest())
 
 
 def waits_for_evaluation(status: Status | None) -> bool:

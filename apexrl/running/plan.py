@@ -48,6 +48,7 @@ from apexrl.running.environment_look import look_at
 from apexrl.running.machine import Machine, fitted, fitting_preset, sizes
 from apexrl.running.ports import from_base
 from apexrl.running.refusals import check_effect
+from apexrl.running.run_directory import config_beside
 from apexrl.running.torch_look import Ask, Question, here
 from apexrl.runs import new_run
 from apexrl.types import EnvironmentSpec, StreamSpec
@@ -106,6 +107,7 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     usual = VECTOR_AGENT if environment.action_bounds else DEFAULT_AGENT
     if is_free and command.agent in (VECTOR_AGENT, DEFAULT_AGENT) and command.agent != usual:
         default = dataclasses.replace(default_command(RunCommand, usual), env=command.env)
+        default = with_values(default, {name: getattr(command.learning, name) for name in MEASURES})
         asked, known = from_base(Asked.of(default, asked.words)), []
         command = asked.command
     machine = Machine.here(ask, device, command.learning.memory_gb, actor_device)
@@ -156,8 +158,9 @@ def _defaults(asked: RunCommand, machine: Machine, environment: EnvironmentSpec,
     if asked.from_journal:
         journal = Path(asked.from_journal)
         command = with_values(command, {"capacity": journal_transitions(journal, identity_of(journal).spec)})
-    if asked.from_journal or asked.guest:  # `first_default` has put these there
-        command = with_values(command, {name: True for name in MEASURES if getattr(asked.learning, name)})
+    if asked.guest or (asked.from_journal and config_beside(Path(asked.from_journal)) is not None):
+        # `first_default` has put these there
+        command = with_values(command, {name: getattr(asked.learning, name) for name in MEASURES})
     if asked.guest:
         command = with_values(command, {"capacity": asked.replay.capacity})
         command = dataclasses.replace(command, wires=asked.wires)

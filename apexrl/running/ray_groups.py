@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from apexrl.config.commands import Command, RunCommand
 from apexrl.config.sections import WireConfig
 from apexrl.errors import ApexError, ConfigError
-from apexrl.learning.record.status_file import Status, read_status
+from apexrl.learning.record.status_file import Status, Statuses, read_status
 from apexrl.lifecycle import exit_status
 from apexrl.lines import log_to
 from apexrl.running.clock import Clock
@@ -181,6 +181,7 @@ class Group:
         self._addresses = self._own_addresses()
         self._directory = Path(command.run_dir)
         self._supervisor = Supervisor(command.max_restarts, echoes=True)
+        self._statuses = Statuses(self._directory)
         self._wires: WireConfig | None = None  # those that the processes were started with
         self._lines: list[str] = []
         self._report = Report(name, self._node, self._addresses)
@@ -267,7 +268,7 @@ class Group:
         elif not self._report.has_finished and all(name in reply.addresses for name in ADDRESSES):
             self._serve(reply.addresses)
         if not self._report.stages_ended and (
-            FINISHING.intersection(self._supervisor.watch()) or waits_in_vain(self._supervisor, self._directory)
+            FINISHING.intersection(self._supervisor.watch()) or waits_in_vain(self._supervisor, self._statuses)
         ):
             self._report = self._report._replace(has_finished=True)
 

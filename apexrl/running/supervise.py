@@ -96,7 +96,6 @@ class Supervisor:
 
     def __init__(self, max_restarts: int, echoes: bool = False, max_log_bytes: int = MAX_LOG_BYTES):
         self.children: dict[str, Child] = {}
-        self.began_at = time.time()  # seconds since 1970
         self._max_restarts = max_restarts
         self._echoes = echoes
         self._max_log_bytes = max_log_bytes

@@ -22,7 +22,7 @@ import tyro
 
 from apexrl.config.fields import check_range, check_ranges
 from apexrl.config.flags import REGISTRY
-from apexrl.config.sections import EnvConfig, Range
+from apexrl.config.sections import MAX_DIGITS, EnvConfig, Range
 from apexrl.config.words import gathered, program
 from apexrl.errors import ConfigError, WireError, fault_of
 from apexrl.extras import missing
@@ -227,7 +227,7 @@ def export(
       trust: Import the modules that name the environment and its wrappers, for minari: their code runs here.
     """
     first, _, end = numbers.partition(":")
-    if ":" not in numbers or not (first + end + "0").isdecimal():
+    if ":" not in numbers or not (first + end + "0").isdecimal() or len(numbers) > MAX_DIGITS:
         raise ConfigError(f"--numbers {numbers}: give FIRST:END, such as 100:200, 100: or :200")
     chosen = range(int(first or 0), int(end or 2**62))
     spec = identity_of(directory).spec

@@ -54,7 +54,7 @@ Value = bool | int | float | str | list[int | float | str]
 class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of FILE.toml."""
 
-    directory: str
+    directory: Annotated[str, msgspec.Meta(pattern="^[^\0]*$")]
     seeds: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(min_length=1)]
     flags: dict[str, Value | Span] = {}
     variants: dict[str, dict[str, Value | Span]] = {}

@@ -141,9 +141,27 @@ def test_a_candidate_whose_last_games_are_cut_off_is_told_and_does_not_become_th
     assert evaluated(6, never, Later(0), 9.0, 8.0) == ((9, 8), b""), "the run's last parameters are there"
     assert evaluated(7, Later(1), Later(0), 9.0, 8.0) is None, "the process ends"
     assert evaluated(8, never, never, 3.0, 2.0, 5.0, 5.0) == ((3, 2, 5, 5), b"encoded"), "the best has 2.5"
-    assert evaluated(9, never, never, 2.0, 1.0) == ((2, 1), b"encoded"), "the best has 3.75"
+    assert evaluated(9, never, never, 2.0, 1.0) == ((2, 1), b""), "the best has 3.75"
     assert evaluated(2, never, never, 1.0, 1.0, 0.0, 0.0) == ((1, 1, 0, 0), b"encoded"), "its learner has gone back"
     evaluator.close()
+
+
+def test_the_first_games_are_told_where_the_others_cannot_be_played():
+    gymnasium.register("Fails-v0", Told)
+    evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Fails-v0", "--episodes", "2"]))
+    parameters, play = parameters_of(make_updater(evaluator.spec), evaluator.spec), evaluator._play
+
+    def fails(agent, key, *others):
+        if len(key) == 2 and key[1] == 1 and key[0] == 5:
+            raise ApexError("the simulator is gone")
+        return play(agent, key, *others)
+
+    evaluator._play = fails
+    Told.returns[:] = 1.0, 2.0
+    header = msgspec.structs.replace(parameters.header, params_version=5)
+    outcome = evaluate(evaluator, parameters._replace(header=header))
+    evaluator.close()
+    assert (outcome.returns, outcome.parameters) == ((1, 2), b"")
 
 
 def test_the_first_games_of_a_runs_last_network_are_told_before_the_others():

@@ -89,6 +89,15 @@ def test_a_video_that_cannot_be_written_is_not_announced(tmp_path, caplog):
     assert len(caplog.records) == 1 and "no video" in caplog.text and str(tmp_path / "videos") in caplog.text
 
 
+def test_a_video_in_a_directory_of_another_encoding_is_not_written(tmp_path, caplog):
+    """OpenCV would end the process."""
+    directory = tmp_path / os.fsdecode(b"M\xfcller")
+    directory.mkdir()
+    with caplog.at_level(logging.WARNING):
+        path, strip = record(VideoFolder(directory), "game")
+    assert path is None and strip.startswith(b"\x89PNG") and "is not UTF-8" in caplog.text
+
+
 def test_a_video_of_which_the_disk_took_nothing_is_not_announced(tmp_path):
     writer = VideoWriter(tmp_path / "game.webm", 30)
     writer.add(np.zeros((32, 32, 3), np.uint8))

@@ -1,13 +1,17 @@
 """Families of somebody's own: names of fields, and contents of presets, that are refused."""
 
 import dataclasses
+import enum
+import pathlib
+from typing import Literal
 
 import pytest
 
 from apexrl.agents.families import FAMILIES, SHIPPED, family_of, stream_of
 from apexrl.config.commands import RunCommand
-from apexrl.config.flags import default_command, with_preset
-from apexrl.config.sections import AlgorithmConfig, UpdateConfig
+from apexrl.config.fields import with_values
+from apexrl.config.flags import default_command, parse, to_flags, with_preset
+from apexrl.config.sections import AlgorithmConfig, Changing, UpdateConfig
 from apexrl.errors import ConfigError
 from apexrl.files import write_json
 from apexrl.running.run_directory import CONFIG_FILE, read_config
@@ -33,15 +37,59 @@ def register(monkeypatch):
 def test_a_field_that_is_a_flag_already_is_named(register, field):
     agent, flag = register(update=update_with(field)), f"--{field.replace('_', '-')}"
     with pytest.raises(
-        ConfigError, match=f"--agent {agent}: the field {field} of OwnUpdate: there is a flag {flag} already"
+        ConfigError, match=f"--agent {agent}: OwnUpdate has a field {field}: there is a flag {flag} already"
     ):
         family_of(agent)
 
 
 def test_a_field_with_the_name_of_a_device_is_named_where_actors_have_such_a_flag(register):
     kind = dataclasses.make_dataclass("OwnAlgorithm", [("device", str, "cpu")], bases=(AlgorithmConfig,), frozen=True)
-    with pytest.raises(ConfigError, match="the field device of OwnAlgorithm: there is a flag --device already"):
+    with pytest.raises(ConfigError, match="OwnAlgorithm has a field device: there is a flag --device already"):
         family_of(register(algorithm=kind()))
+
+
+class Kind(enum.Enum):
+    A = "a"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "told"),
+    [
+        (Kind, Kind.A, "Kind"),
+        (pathlib.Path, pathlib.Path("a"), "Path"),
+        (dict[str, int], {"a": 3}, "dict"),
+        (tuple[tuple[int, int], ...], ((3, 4),), "tuple"),
+        (bool | None, None, "bool"),
+        (set[int], {3}, "set"),
+        ("Unknown", 3, "name 'Unknown' is not defined"),
+    ],
+)
+def test_a_field_that_no_words_can_give_is_named(register, kind, value, told):
+    field = dataclasses.field(default_factory=lambda: value)
+    own = dataclasses.make_dataclass("OwnUpdate", [("steps", kind, field)], bases=(UpdateConfig,), frozen=True)
+    with pytest.raises(ConfigError, match=f"--agent tests.own_agent:other: OwnUpdate.*{told}"):
+        family_of(register(update=own()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "other"),
+    [
+        (int | None, None, 3),
+        (int | None, 3, None),
+        (tuple[int, ...] | None, (3,), None),
+        (tuple[str, float], ("a", 1.0), ("b", 2.5)),
+        (list[int], [1], [3, 4]),
+        (tuple[bool, ...], (True,), (False, True)),
+        (Literal["a", 3], "a", 3),
+        (Changing, 0.5, "0.5:0:1000"),
+    ],
+)
+def test_roles_get_the_fields_that_words_can_give(register, kind, value, other):
+    field = dataclasses.field(default_factory=lambda: value)
+    own = dataclasses.make_dataclass("OwnUpdate", [("steps", kind, field)], bases=(type(OWN.update),), frozen=True)
+    command = with_preset(default_command(RunCommand, register(update=own(), presets={})), "small")
+    changed = with_values(command, {"steps": other})
+    assert parse(RunCommand, to_flags(changed)).update.steps == other
 
 
 @pytest.mark.parametrize(

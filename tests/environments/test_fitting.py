@@ -66,6 +66,7 @@ def test_a_first_observation_is_looked_at_too():
     [
         ((None, False, False), "a wrong reward, in step 2 of an episode: None, where numbers are needed"),
         (("1.5", False, False), "a wrong reward"),
+        ((10**400, False, False), "a wrong reward"),
         (([1.0, 2.0], False, False), r"a wrong reward, .*: the shape \(2,\)"),
         ((0.0, 0.5, False), r"a wrong terminated, in step 2 of an episode: 0\.5, where truth values"),
         ((0.0, None, False), "a wrong terminated"),

@@ -87,6 +87,18 @@ def test_a_step_that_hangs_is_named_and_ends_the_process():
     wait_for(lambda: is_gone(int(done.stdout)), 100, "the end of a program that the environment started")
 
 
+def test_an_environment_that_does_not_close_is_named_and_ends_the_process():
+    """As at the end of `apexrl watch`, where nobody else would."""
+    program = MAKING_HANGS.replace("FIRST", "False").replace("step_deadline_seconds=300.0", "step_deadline_seconds=2.0")
+    program = program.replace("    for _ in range(3):\n        take_step(envs, np.zeros(1, int))\n", "")
+    program = program.replace(
+        "    print(", "    Hanging.close = lambda self: time.sleep(600)\n    envs.close()\n    print("
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=300, check=False)
+    assert done.returncode == 1 and b"made" not in done.stdout
+    assert last_line(done.stderr).startswith("environment 'Hanging-v0' has not returned from close for ")
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_making_that_hangs_has_a_deadline_of_its_own(is_first):
     program = MAKING_HANGS.replace("FIRST", str(is_first))

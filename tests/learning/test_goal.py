@@ -228,6 +228,37 @@ def test_a_number_goes_on_towards_another_one_from_where_it_is(first, later, ove
     assert rates(restarted, [950, last]) == pytest.approx([found[1], goal])
 
 
+def test_other_frames_count_from_where_the_run_began():
+    before = begun("3:1:80", total_frames=1000)
+    assert rates(before, [40]) == [2]
+    assert rates(begun("3:1:160", 40, before), [40, 100, 160]) == pytest.approx([2, 1.5, 1])
+    passed = begun("3:1:30", 40, before)
+    assert rates(passed, [40, 55, 70]) == pytest.approx([2, 1.5, 1])
+
+
+def test_a_number_that_has_come_to_a_floor_goes_on_where_it_is_asked_to_come_there_later():
+    before = begun("3:1:80", total_frames=1000)
+    rates(before, [100])
+    assert rates(begun("3:1:400", 100, before), [100, 200, 400]) == pytest.approx([2.5, 2, 1])
+    assert rates(begun("3:1:50", 100, before), [100, 125, 150]) == pytest.approx([3, 2, 1])
+    assert rates(begun("3:1:80", 100, before, total_frames=5000), [100, 400]) == [1, 1]
+
+
+def test_a_guest_without_an_end_keeps_a_number_where_it_was():
+    command = dataclasses.replace(with_preset(default_command(OfflineCommand, "impact"), "two-cores"), guest=True)
+    first = Courses(dataclasses.replace(command, ends_at=1100.0), now=1000.0)
+    assert first.advance(0, first.late(1050.0))["learning_rate"] == pytest.approx(RATE / 2)
+    again = Courses(command, now=2000.0)
+    again.begin(0, first.progress, seconds=50.0)
+    restarted = Courses(command, now=3000.0)
+    restarted.begin(0, again.progress, seconds=80.0)
+    for courses in (again, restarted):
+        assert courses.advance(900, courses.late(9000.0))["learning_rate"] == pytest.approx(RATE / 2)
+    longer = Courses(dataclasses.replace(command, ends_at=4100.0), now=4000.0)
+    longer.begin(0, restarted.progress, seconds=90.0)
+    assert longer.advance(0, longer.late(4000.0))["learning_rate"] == pytest.approx(RATE / 2)
+
+
 @pytest.mark.parametrize(("end", "ends"), [(0.01, {"total_frames": 5000}), (0.01, {"ends_at": 700.0}), (0, {})])
 def test_a_number_that_has_arrived_stays_where_frames_of_its_own_are_all_that_counts(end, ends):
     """Also one that is spent there, or that a fork has begun late."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from apexrl.net import wire
-from apexrl.net.learner_sessions import MAX_UNAPPLIED_UNROLLS
+from apexrl.net.learner_sessions import MAX_LEARNERS, MAX_UNAPPLIED_UNROLLS
 from apexrl.net.protocols import PROTOCOL
 from tests.net.peers import TABLE, Peers, block_of, insert_of, only
 from tests.replay.records import powers_of
@@ -37,6 +37,22 @@ def test_an_unroll_reaches_the_learner_as_the_actor_sent_it(peers, spec):
 def test_a_learner_that_comes_before_the_actors_waits_for_them(peers):
     peers.subscribe(b"l", ring=10)
     assert peers.heard(b"l") == [wire.Waiting(0, "actors")]
+
+
+def test_a_learner_that_finds_no_place_waits_for_one(peers):
+    """A refusal is final, and would end a run whose learner starts again."""
+    peers.hello(b"a")
+    for number in range(MAX_LEARNERS):
+        peers.subscribe(b"reader %d" % number)
+    peers.subscribe(b"l")
+    (dropped,) = peers.heard(b"l")
+    assert (
+        isinstance(dropped, wire.Dropped)
+        and dropped.reason == f"crowded: {MAX_LEARNERS} learners are connected already"
+    )
+    peers.say("learner", b"reader 0", wire.Goodbye())
+    peers.subscribe(b"l")
+    assert only(peers.heard(b"l"), wire.Subscribed)
 
 
 def test_a_slow_learner_is_sent_only_so_much(peers):

@@ -47,7 +47,15 @@ def test_a_log_and_every_reader_of_unrolls_take_records():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"variant": "[]"}, {"variant": "{"}, {"variant": "[" * 2000}, {"env": "Pong"}, {"unroll_starts": 2}]
+    "changes",
+    [
+        {"variant": "[]"},
+        {"variant": '[["a", "(,)i4", []]]'},
+        {"variant": "{"},
+        {"variant": "[" * 2000},
+        {"env": "Pong"},
+        {"unroll_starts": 2},
+    ],
 )
 def test_what_holds_no_records_is_said(changes):
     spec = msgspec.structs.replace(spec_of(layout_of({"a": "int8"})), **changes)

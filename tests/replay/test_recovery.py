@@ -5,7 +5,7 @@ import pytest
 
 from apexrl.errors import ConfigError
 from apexrl.replay import journal as journals
-from apexrl.replay.journal import IDENTITY_FILE, Journal, identity_of, new_identity
+from apexrl.replay.journal import IDENTITY_FILE, Journal, identity_of, new_identity, segment_paths
 from apexrl.replay.recovery import recover
 from apexrl.replay.segment import FORMAT, pack, pack_header, scan
 from tests.replay.failing_disk import FailingDisk
@@ -184,6 +184,19 @@ def test_a_lost_log_file_costs_no_unroll_but_the_identity(journal, spec, tmp_pat
     again = recover(tmp_path)
     assert (again.identity.log, again.identity.lives) == (recovered.identity.log, (0, 4, 5))
     assert again.entries == entries(range(5))
+
+
+def test_a_log_file_of_an_impossible_stream_says_nothing(journal, spec, tmp_path):
+    """Where no header tells another one."""
+    fill(journal, range(1))
+    journal.close()
+    path = tmp_path / IDENTITY_FILE
+    found = json.loads(path.read_bytes())
+    found["spec"]["unroll_starts"] = 0
+    path.write_text(json.dumps(found))
+    for file in segment_paths(tmp_path):
+        file.unlink()
+    assert recover(tmp_path) is None
 
 
 @pytest.mark.parametrize("field", ["unroll_starts", "log"])

@@ -128,6 +128,23 @@ def test_a_uniform_table_begins_with_a_whole_batch(spec):
     assert replay.tables["a"].limiter.error == 0  # nothing was due before
 
 
+def test_a_reader_of_large_batches_holds_up_nobody(spec):
+    replay = make_replay(spec, tables=("a=uniform:8:1",))
+    replay.set_batch_sizes({"a": 5})
+    for _ in range(6):
+        insert(replay)
+    error = replay.tables["a"].limiter.error
+    replay.set_batch_sizes({"a": 5}, {"a": 9})
+    assert (
+        replay.why_no_sample("a", 5) == ""
+        and replay.why_no_sample("a", 9)
+        and replay.tables["a"].limiter.error == error
+    )
+    for _ in range(3):
+        insert(replay)
+    assert replay.why_no_sample("a", 9) == ""
+
+
 def test_a_learner_of_two_tables_never_waits_for_actors_that_wait_for_it(spec):
     replay = make_replay(spec, tables=("queue=fifo", "old=uniform:0:10"))
     replay.set_batch_sizes({"queue": 2, "old": 3})

@@ -51,6 +51,12 @@ def test_what_is_written_is_read(records):
     assert scan(data) == Scan(HEADER, entries_of(records), [], len(data), offsets)
 
 
+def test_a_number_that_no_message_can_have_is_that_of_no_record():
+    good, beyond = b"".join(pack(5, b"a", b"b")), b"".join(pack(2**53 + 1, b"c", b"d"))
+    found = scan(pack_header(HEADER) + good + beyond, 5)
+    assert found.entries == [Entry(5, b"a", b"b")] and found.damages
+
+
 def test_an_empty_file_holds_nothing():
     assert scan(b"") == Scan(None, [], [], 0, [])
 

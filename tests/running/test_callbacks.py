@@ -124,7 +124,7 @@ def test_what_is_wrong_with_a_callback_is_said_in_its_line(tmp_path, monkeypatch
         role(monkeypatch, tmp_path, name, -1.0)
 
 
-def test_evaluations_that_cannot_be_read_for_a_moment_end_no_run(tmp_path, caplog):
+def test_evaluations_that_cannot_be_read_for_a_moment_end_no_run(tmp_path, caplog, monkeypatch):
     evaluated(tmp_path, 1.0)
     news = News(tmp_path)
     (tmp_path / CURVE_FILE).write_text("seconds;frames\n1;2\n")
@@ -133,4 +133,7 @@ def test_evaluations_that_cannot_be_read_for_a_moment_end_no_run(tmp_path, caplo
     with pytest.raises(ConfigError, match="mend or remove that line"):  # else a later start would hear of all of them
         News(tmp_path)
     evaluated(tmp_path, 1.0, 2.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(callbacks, "CURVE_FILE", "x" * 300)  # the disk fails for another reason than a missing file
+        assert list(news()) == [] and "cannot be read" in caplog.text
     assert [evaluation.mean for evaluation in news()] == [2.0]

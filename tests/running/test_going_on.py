@@ -127,8 +127,14 @@ def test_who_learns_from_the_log_of_a_run_has_its_measures(tmp_path, monkeypatch
         assert measures("--guest", "host", "--no-scale-rewards") == (True, False)
     assert measures("--from-journal", "host/journal", "--agent", "sac") == (True, True)
     assert measures("--from-journal", "host/journal", "--agent", "sac", "--no-normalize-observations") == (False, True)
+    assert measures("--from-journal", "host/journal") == (True, True)
+    assert measures("--from-journal", "host/journal", "--no-scale-rewards") == (True, False)
     save_config(with_values(plan.command, {"normalize_observations": False}))
     assert measures("--from-journal", "host/journal", "--agent", "sac") == (False, True)
+    off = ["--no-normalize-observations", "--no-scale-rewards"]  # which IMPACT's preset for vectors has on
+    save_config(make_plan(line("--env", "Pendulum-v1", "--agent", "impact", *off, "--run-dir", "off"), None).command)
+    with lock_run("off"):
+        assert measures("--guest", "off") == (False, False)
 
 
 @pytest.mark.parametrize(("journal", "cure"), [("auto", ", or .* --from-journal runs/a/journal"), ("off", "")])

@@ -19,7 +19,7 @@ from apexrl.config.flags import default_command, parse, with_preset
 from apexrl.config.sections import EnvConfig, WireConfig
 from apexrl.errors import ConfigError
 from apexrl.files import write_json
-from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status
+from apexrl.learning.record.status_file import LAST_EVALUATION, STATUS_FILE, Status, Statuses
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import CheckpointHeader, Counters, latest_path
 from apexrl.running.clock import Clock
@@ -233,17 +233,22 @@ def test_a_last_network_that_was_not_evaluated_is_said(saved, evaluated, said):
         assert not printed(say_unevaluated, dataclasses.replace(command, **changes))
 
 
-@pytest.mark.parametrize(("is_given_up", "waits_for", "age", "in_vain"), [
-    (True, LAST_EVALUATION, 0, True), (False, LAST_EVALUATION, 0, False), (True, "actors", 0, False),
-    (True, LAST_EVALUATION, 100, False),
+@pytest.mark.parametrize(("is_given_up", "waits_for", "is_earlier", "in_vain"), [
+    (True, LAST_EVALUATION, False, True), (False, LAST_EVALUATION, False, False), (True, "actors", False, False),
+    (True, LAST_EVALUATION, True, False),
 ])  # fmt: skip
-def test_only_a_learner_of_this_start_waits_in_vain(tmp_path, is_given_up, waits_for, age, in_vain):
-    status = tmp_path / STATUS_FILE
-    write_json(status, Status("Catch-v0", 4000, Counters(), {}, waits_for))
-    os.utime(status, (1000 - age, 1000 - age))
-    supervisor = SimpleNamespace(children={"evaluator": SimpleNamespace(is_given_up=is_given_up)}, began_at=950.0)
-    assert waits_in_vain(supervisor, tmp_path) == in_vain
-    assert not waits_in_vain(SimpleNamespace(children={}, began_at=0.0), tmp_path)
+def test_only_a_learner_of_this_start_waits_in_vain(tmp_path, is_given_up, waits_for, is_earlier, in_vain):
+    path, status = tmp_path / STATUS_FILE, Status("Catch-v0", 4000, Counters(), {}, waits_for)
+    write_json(path, msgspec.structs.replace(status, frames=2000))
+    if is_earlier:
+        write_json(path, status)
+    statuses = Statuses(tmp_path)
+    if not is_earlier:
+        write_json(path, status)
+        os.utime(path, (1000.0, 1000.0))  # of a server whose clock is late
+    supervisor = SimpleNamespace(children={"evaluator": SimpleNamespace(is_given_up=is_given_up)})
+    assert waits_in_vain(supervisor, statuses) == in_vain
+    assert not waits_in_vain(SimpleNamespace(children={}), statuses)
 
 
 @pytest.mark.parametrize(("waits_for", "elapsed", "changes", "goes_on"), [

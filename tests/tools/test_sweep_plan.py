@@ -94,6 +94,7 @@ def test_a_range_that_makes_no_sense_is_told(value, samples, complaint):
     ("text", "complaint"),
     [
         ("seeds = [0]", "directory"),
+        ('directory = "x\\u0000"\nseeds = [1]', "directory"),
         ('directory = "x"\nseeds = []', "seeds"),
         ('directory = "x"\nseeds = [-1]', "seeds"),
         ('directory = "x"\nseeds = [0, 9223372036854775808]', "seeds"),

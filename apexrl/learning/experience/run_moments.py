@@ -165,9 +165,10 @@ class RunMoments:
         """
         found, after = {}, 0.0
         if OBSERVATION in self._own and is_new:
-            frames = unroll.frames[self._older_frames :][:num_steps].reshape(num_steps, -1)
+            # Nobody acts on an observation after which another episode begins, such as one of a copy that rests.
+            is_seen = ~(unroll.starts[:num_steps] & unroll.starts[1 : num_steps + 1])
+            frames = unroll.frames[self._older_frames :][:num_steps].reshape(num_steps, -1)[is_seen]
             if self._mask_size:  # as if it never changed from 0: it is shown as it is
-                frames = frames.copy()
                 frames[:, -self._mask_size :] = 0
             found[OBSERVATION] = Moments.of(frames)
         if RETURN in self._own:

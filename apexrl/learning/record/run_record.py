@@ -216,7 +216,8 @@ class RunRecord:
         self._curve += f"{seconds:.0f},{frames},{_curve_values(evaluation, metrics)}\n"
         self._is_curve_written = False
         mean, best = metrics["evaluation/return_mean"], self.counters.best_evaluation_return
-        is_best = bool(evaluation.parameters) and (best is None or mean >= best)  # of equal ones the newest
+        replaces = best is None or (evaluation.params_version > 0 and mean >= best)  # of equal ones the newest
+        is_best = bool(evaluation.parameters) and replaces
         self.counters = msgspec.structs.replace(
             self.counters,
             evaluation_episodes=self.counters.evaluation_episodes + len(evaluation.returns),

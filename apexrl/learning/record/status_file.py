@@ -1,6 +1,8 @@
 """The status file says how far a run is. The learner replaces it every few seconds for readers such as the launcher."""
 
 import contextlib
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,14 +26,33 @@ class Status(msgspec.Struct, frozen=True):
     waits_for: str
 
 
-def read_status(directory: Path, since: float = 0.0) -> Status | None:
-    """Returns the newest status of a run, None when there is none yet or it cannot be read.
-
-    Args:
-      since: seconds since 1970; an older status is of an earlier start.
-    """
-    path = directory / STATUS_FILE
-    with contextlib.suppress(OSError, ConfigError):
-        if path.stat().st_mtime >= since:
-            return read_json(path, Status)
+def read_status(directory: Path) -> Status | None:
+    """Returns the newest status of a run, None when there is none yet or it cannot be read."""
+    with contextlib.suppress(ConfigError):
+        return read_json(directory / STATUS_FILE, Status)
     return None
+
+
+class Statuses:
+    """The statuses of a run from now on. A file that stays as it is now is of an earlier start, whatever clocks say."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic):
+        self._directory, self._clock = directory, clock
+        self._before = self._stamp = self._look()
+        self._changed_at = clock()
+
+    def newest(self) -> Status | None:
+        """Returns the newest status, None when there is none yet or it cannot be read."""
+        if (stamp := self._look()) != self._stamp:
+            self._stamp, self._changed_at = stamp, self._clock()
+        return None if stamp == self._before else read_status(self._directory)
+
+    def age_seconds(self) -> float:
+        """Returns for how long `newest` has found no other file."""
+        return self._clock() - self._changed_at
+
+    def _look(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            found = (self._directory / STATUS_FILE).stat()
+            return found.st_ino, found.st_mtime_ns
+        return None

@@ -78,6 +78,17 @@ def test_a_mask_of_actions_is_shown_as_it_is():
     assert (found.mean[0], found.scale[0]) == (usual.mean[0], usual.scale[0])
 
 
+def test_observations_on_which_nobody_acts_do_not_count():
+    """A copy of an environment that cannot be made gives blank ones, each as if an episode began."""
+    unroll, starts, moments = unroll_of(0), SPEC.unroll_starts, begun()
+    blank = unroll._replace(frames=np.zeros_like(unroll.frames), starts=np.ones_like(unroll.starts))
+    moments.add(unroll, starts, 0.0, is_new=True)
+    expected = moments.acting_tensors
+    expected = {name: tensor.clone() for name, tensor in expected.items()}
+    moments.add(blank, starts, 0.0, is_new=True)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in moments.acting_tensors.items())
+
+
 def of_all(numbers):
     """The tensors that numpy gives of all steps of the unrolls of one stream."""
     frames = np.concatenate([unroll_of(n).frames[1 : 1 + SPEC.unroll_starts] for n in numbers]).astype(np.float64)
