@@ -2,13 +2,9 @@
 
 import contextlib
 import dataclasses
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +24,7 @@ from apexrl.networks.config import to_text
 from apexrl.networks.headers import ParametersHeader
 from apexrl.networks.parameters import encode_parameters
 from apexrl.running.machine import ENVIRONMENTS_BESIDE_A_GPU
-from benchmarks.replay import ROOT, free_ports, wait_for_port
+from benchmarks.replay import free_ports, running, wait_for_port
 
 STEPS = "actor/agent_steps_total"
 WAITS = "actor/waits_for/"
@@ -101,10 +97,11 @@ def play(game: str, agent: str, preset: str, device: str, seconds: float) -> Pla
         acting = [*ports, "--env", env.env, "--parameter-port", _port(publisher.endpoint)]
         if device != "cpu":
             acting += ["--device", device, "--environments-per-worker", ENVIRONMENTS_BESIDE_A_GPU]  # as the launcher
-        stack.enter_context(_running("replay.py", replay, directory))
+        stack.enter_context(running(["replay.py", *replay], directory / "replay.py.txt"))
         wait_for_port(actor_port)
-        readings.process = stack.enter_context(_running("actor.py", acting, directory))
-        return _measure(readings, publisher, _Versions(env, agent, preset), directory / "actor.py.txt", seconds)
+        log = directory / "actor.py.txt"
+        readings.process = stack.enter_context(running(["actor.py", *acting], log))
+        return _measure(readings, publisher, _Versions(env, agent, preset), log, seconds)
 
 
 class _Versions:
@@ -155,23 +152,6 @@ def _played(kept: list[Reading]) -> Played:
         print(f"NOTE: the actor waited for the replay server {waited:.0%} of the time", flush=True)
     agent_steps = last.figures[STEPS] - first.figures[STEPS]
     return Played(agent_steps, last.cpu_seconds - first.cpu_seconds, last.at - first.at, means)
-
-
-@contextlib.contextmanager
-def _running(script: str, arguments: list[object], directory: Path) -> Iterator[psutil.Process]:
-    """Starts a role and yields its process, which ends with the context."""
-    with (directory / f"{script}.txt").open("wb") as log:
-        command = [sys.executable, script, *map(str, arguments)]
-        process = psutil.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ))
-        try:
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except psutil.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def _port(endpoint: str) -> str:

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from apexrl.networks.device import prepare_for_updates
 from apexrl.networks.device_stream import DeviceStream
 from benchmarks.learner_work import Setting, draws_from, filled_store
 
-T = TypeVar("T")
 WARM_UP_SECONDS = 3.0
 PUBLISH_SECONDS = 0.2
 TABLE = "transitions"
@@ -63,7 +62,7 @@ def main(options: Options) -> None:
     if options.core >= 0:
         os.sched_setaffinity(0, {options.core})
     prepare_for_updates(1)
-    team = Team(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    team = TimedTeam(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     steps = real_steps if options.work == "real" else simulated_steps
     counted, waits, clock = 0, 0.0, Clock(options.seconds)
     for waited in steps(options, team, clock):
@@ -93,7 +92,18 @@ class Clock:
         return self.started > 0 and time.perf_counter() >= self.started + self._seconds
 
 
-def real_steps(options: Options, team: Team, clock: Clock) -> Iterator[float]:
+class TimedTeam(Team):
+    """A team that counts the seconds of its exchanges."""
+
+    seconds = 0.0
+
+    def _exchange(self, exchange: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        super()._exchange(exchange)
+        self.seconds += time.perf_counter() - started
+
+
+def real_steps(options: Options, team: TimedTeam, clock: Clock) -> Iterator[float]:
     """Makes updates until the time is up for one learner; yields the seconds that each spent in the exchange."""
     device_stream = DeviceStream(torch.device("cpu"))
     command = Setting("ours", options.preset, options.batch_size, 1, agent="apex-dqn").command()
@@ -103,74 +113,46 @@ def real_steps(options: Options, team: Team, clock: Clock) -> Iterator[float]:
     sections = command.algorithm, command.network, command.update
     torch.manual_seed(0)
     learner = implementation(family_of(command.agent)).make_learner(*sections, store.spec, device_stream.device)
-    timed_team = TimedTeam(team)
-    updater = Updater(learner, device_stream, timed_team)  # type: ignore[arg-type]
+    updater = Updater(learner, device_stream, team)
     number = 0
     while True:
         samples = draws[number % len(draws)]
         gathered = {table: store.gather(table, sample.keys, sample.weights) for table, sample in samples.items()}
-        timed_team.seconds = 0.0
-        standings = timed_team.agree(
-            RankStanding(True, stops=clock.is_over(), largest_weight=samples[TABLE].largest_weight)
-        )
+        team.seconds = 0.0
+        standings = team.agree(RankStanding(True, stops=clock.is_over(), largest_weight=samples[TABLE].largest_weight))
         if any(standing.stops for standing in standings):
             return
         pending = updater.update(Draw(store.generation, gathered), None, scale_of(standings, team.rank))
         assert pending is not None
         pending.result()
         number += 1
-        yield timed_team.seconds
+        yield team.seconds
 
 
-def simulated_steps(options: Options, team: Team, clock: Clock) -> Iterator[float]:
+def simulated_steps(options: Options, team: TimedTeam, clock: Clock) -> Iterator[float]:
     """Does all but the arithmetic of updates, as long; yields the seconds that each spent in the exchange."""
     client = LogClient(options.replay, f"rank {team.rank}", {TABLE: options.batch_size}, 4, follows_log=False)
     publisher = ParameterPublisher("127.0.0.1", 0) if team.is_first else None
     gradient, encoded = torch.zeros(options.parameters + 1), bytes(2 * options.parameters)
     rng, published = np.random.default_rng(team.rank), 0.0
-    timed_team = TimedTeam(team)
     while True:
         event = client.poll(200)
         if not isinstance(event, LogBatch):
             continue
         client.batch_used(TABLE)
-        timed_team.seconds = 0.0
-        standings = timed_team.agree(
-            RankStanding(True, stops=clock.is_over(), largest_weight=event.sample.largest_weight)
-        )
+        team.seconds = 0.0
+        standings = team.agree(RankStanding(True, stops=clock.is_over(), largest_weight=event.sample.largest_weight))
         if any(standing.stops for standing in standings):
             return
         wanted = options.compute_milliseconds / 1000 * (1 + options.variation * rng.standard_normal())
         time.sleep(max(wanted, 0.0))
-        timed_team.add_up(gradient, scale_of(standings, team.rank))
+        if team.size > 1:
+            team.add_up(gradient, scale_of(standings, team.rank))
         client.update_priorities(event.sample.keys, rng.exponential(size=options.batch_size).astype(np.float32))
         if publisher is not None and time.perf_counter() - published > PUBLISH_SECONDS:
             published = time.perf_counter()
             publisher.publish(encoded)
-        yield timed_team.seconds
-
-
-class TimedTeam:
-    """A team that counts the seconds of its exchanges."""
-
-    def __init__(self, team: Team):
-        self.size, self.rank, self.seconds = team.size, team.rank, 0.0
-        self._team = team
-
-    def agree(self, standing: RankStanding) -> list[RankStanding]:
-        """As `Team.agree`."""
-        return self._timed(lambda: self._team.agree(standing))
-
-    def add_up(self, gradient: torch.Tensor, scale: float) -> None:
-        """As `Team.add_up`."""
-        if self.size > 1:
-            self._timed(lambda: self._team.add_up(gradient, scale))
-
-    def _timed(self, exchange: Callable[[], T]) -> T:
-        started = time.perf_counter()
-        result = exchange()
-        self.seconds += time.perf_counter() - started
-        return result
+        yield team.seconds
 
 
 if __name__ == "__main__":

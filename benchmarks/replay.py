@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from benchmarks.replay_frames import GAMES, make
 from benchmarks.replay_scaling import plot, scaling
 
 ROOT = Path(__file__).resolve().parent.parent
+END_SECONDS = 20.0  # a run promises less
 PAPER_TRANSITIONS, PAPER_BATCHES = 12_500, 19
 SIDE_BY_SIDE = ("insert", "sample", "together", "memory")
 ALONE = ("keys", "paper", "crowd", "recovery", "scaling")
@@ -119,6 +120,23 @@ def serving(*flags: object) -> Iterator[Server]:
             yield server
         finally:
             server.close()
+
+
+@contextlib.contextmanager
+def running(arguments: Sequence[object], log: Path) -> Iterator[psutil.Process]:
+    """Starts a program of Python and yields its process. The context ends it, and so all that it has started."""
+    with log.open("wb") as file:
+        command = [sys.executable, *map(str, arguments)]
+        process = psutil.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except psutil.TimeoutExpired:  # the roles of a run notice within seconds that their launcher is gone
+                process.kill()
+                process.wait()
 
 
 def free_ports(count: int) -> list[int]:

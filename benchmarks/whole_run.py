@@ -2,11 +2,8 @@
 
 import contextlib
 import dataclasses
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +14,12 @@ from apexrl.config.flags import explicit_replay, wants_of
 from apexrl.config.tables import tables_of
 from apexrl.learning.record.status_file import Status, read_status
 from apexrl.running.run_directory import CONFIG_FILE, read_config
-from benchmarks.replay import ROOT, free_ports
+from benchmarks.replay import free_ports, running
 
 PORTS = ("--actor-port", "--batch-port", "--parameter-port", "--metrics-port")
 LOOK_SECONDS = 0.5
 START_SECONDS = 600.0  # longest time until the window begins, beyond the time to settle
 STATUS_SECONDS = 60.0  # longest time until the next status
-END_SECONDS = 20.0  # the run promises less
 BALANCE = "replay/samples_per_insert"
 IN_BALANCE = 0.9  # share of the samples an insert asked for, from which a run is in balance
 UNSTEADY = 0.1
@@ -47,7 +43,8 @@ def run(game: str, flags: tuple[str, ...], settle_seconds: float, seconds: float
         directory = Path(name) / "run"
         ports = [str(word) for pair in zip(PORTS, free_ports(len(PORTS)), strict=True) for word in pair]
         where = ["--env", f"{game}NoFrameskip-v4", "--run-dir", str(directory), "--no-tensorboard", *ports]
-        with _launched([*where, *flags], directory.with_suffix(".txt")) as launcher:
+        command_line = ["-m", "apexrl.running.launch", *where, *flags]
+        with running(command_line, directory.with_suffix(".txt")) as launcher:
             statuses, command = _follow(launcher, directory, settle_seconds, seconds)
             memory = memory_by_role(launcher)
     window, halves = _between(statuses[0], statuses[-1]), _halves(statuses)
@@ -139,20 +136,3 @@ def _halves(statuses: list[Status]) -> float | None:
     if abs(ratio - 1) > UNSTEADY:
         print(f"NOTE: not steady: the second half of the window has {ratio:.2f} times the frames/s", flush=True)
     return ratio
-
-
-@contextlib.contextmanager
-def _launched(arguments: list[str], log: Path) -> Iterator[psutil.Process]:
-    """Starts the launcher and yields its process. The context ends it and all roles."""
-    with log.open("wb") as file:
-        command = [sys.executable, "-m", "apexrl.running.launch", *arguments]
-        launcher = psutil.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            yield launcher
-        finally:
-            launcher.terminate()
-            try:
-                launcher.wait(END_SECONDS)
-            except psutil.TimeoutExpired:  # the roles notice within seconds that the launcher is gone
-                launcher.kill()
-                launcher.wait()

@@ -12,14 +12,13 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 from apexrl.agents.families import FAMILIES
 from apexrl.config.commands import ActorCommand, LearnerCommand, ReplayCommand, RunCommand
-from apexrl.config.fields import range_of
-from apexrl.config.flags import parse
+from apexrl.config.fields import range_of, types_of
+from apexrl.config.flags import default_command, parse
 from apexrl.config.sections import (
     DEFAULT_AGENT,
     ActingConfig,
@@ -155,22 +154,11 @@ def text_of_limits() -> str:
 def text_of_types() -> str:
     """Returns the content of train_flags.py."""
     found: dict[str, list[str]] = {}
-    families = [FAMILIES[name] for name in agents()]
-    own = [type(part) for family in families for part in (family.algorithm, family.network, family.update)]
-    for name, kind in (field for part in (RunCommand, *own) for field in _fields(part)):
+    for name, kind in (item for agent in agents() for item in types_of(default_command(RunCommand, agent)).items()):
         text = OTHERS.get(name) or _text_of(kind)
         if name not in GIVEN_OTHERWISE and text not in found.setdefault(name, []):
             found[name].append(text)
     return HEAD + "".join(f"    {name}: {' | '.join(kinds)}\n" for name, kinds in sorted(found.items()))
-
-
-def _fields(config: Any) -> Iterator[tuple[str, Any]]:
-    hints = typing.get_type_hints(config)
-    for field in dataclasses.fields(config):
-        if dataclasses.is_dataclass(kind := hints[field.name]):
-            yield from _fields(kind)
-        else:
-            yield field.name, kind
 
 
 def _text_of(kind: Any) -> str:

@@ -6,9 +6,9 @@ import dataclasses
 from apexrl.net import wire
 from apexrl.net.learner_sessions import TableSession
 from apexrl.net.open_log import OpenLog
+from apexrl.replay.kinds import Table
 from apexrl.replay.priority_table import PriorityTable
 from apexrl.replay.replay import Replay
-from apexrl.replay.table import Table
 from apexrl.replay.unroll_tables import FifoTable, LifoTable
 
 QUANTILES = (10, 50, 90)

@@ -5,9 +5,10 @@ import numpy as np
 from apexrl.config.tables import QUEUES, TableConfig
 from apexrl.replay.limiter import Limiter
 from apexrl.replay.priority_table import PriorityTable
-from apexrl.replay.table import Table
-from apexrl.replay.unroll_tables import EliteTable, FifoTable, LifoTable, UniformTable
+from apexrl.replay.unroll_tables import EliteTable, FifoTable, LifoTable, UniformTable, UnrollTable
 from apexrl.types import Granularity, StreamSpec
+
+Table = PriorityTable | UnrollTable
 
 
 def make_table(config: TableConfig, ring_unrolls: int, spec: StreamSpec, exponents: tuple[float, float],

@@ -13,10 +13,9 @@ from apexrl.config.sections import ReplayConfig
 from apexrl.config.tables import DISTINCT, QUEUES, TableConfig, tables_of
 from apexrl.replay.draw_counter import DrawCounter
 from apexrl.replay.journal import SNAPSHOT_FILE, Journal, LogIdentity
-from apexrl.replay.kinds import make_table
+from apexrl.replay.kinds import Table, make_table
 from apexrl.replay.log import LogEntry, UnrollLog
 from apexrl.replay.snapshot import Snapshot, recover_snapshot
-from apexrl.replay.table import Table
 from apexrl.sets import distinct
 from apexrl.types import Sample
 

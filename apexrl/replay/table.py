@@ -4,13 +4,12 @@ It has a limiter of its own, and follows the log: it is told of each insert and 
 and `unroll_tables.py` hold the kinds of tables, `kinds.py` makes one.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from apexrl.replay.limiter import Limiter
-from apexrl.types import Count, Finite, Granularity, Sample
+from apexrl.types import Count, Finite
 
 
 class TableState(msgspec.Struct, frozen=True):
@@ -52,46 +51,3 @@ def has_other_pace(limiter: Limiter, state: TableState) -> bool:
     """Returns whether a limiter has another pace than the one that is known of a state."""
     paced_by = state.samples_per_insert, state.min_size
     return state.samples_per_insert >= 0 and paced_by != (limiter.samples_per_insert, limiter.min_size)
-
-
-class Table(Protocol):
-    """One way to sample the log."""
-
-    limiter: Limiter
-    granularity: Granularity
-
-    def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
-        """Takes note of new unrolls: priorities [M, P] before the exponent, valid [M, K] where a transition starts."""
-
-    def skip(self, end_number: int) -> None:
-        """The numbers up to end_number - 1 that were not inserted do not exist."""
-
-    def evict(self, number: int) -> None:
-        """Takes the oldest unroll out of sampling."""
-
-    def can_sample(self, batch_size: int) -> bool:
-        """False when nothing is there to be drawn, whatever the limiter says."""
-
-    def sample(self, batch_size: int) -> Sample:
-        """Draws a batch; call only when `can_sample`."""
-
-    def samples(self, batch_size: int, most: int) -> list[Sample]:
-        """Draws up to `most` batches, as many as `sample` could draw one after the other."""
-
-    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets the priorities of keys still held, in order; the others are ignored."""
-
-    def delete(self, keys: np.ndarray | None) -> int:
-        """Takes items out of sampling for ever, with None all. Returns how many could be drawn before."""
-
-    def state(self) -> TableState:
-        """Returns the state that survives a restart."""
-
-    def restore(self, state: TableState, first_number: int, end_number: int) -> None:
-        """Takes the state of when the log held first_number .. end_number - 1; later unrolls are inserted already.
-
-        Raises: ValueError when the state does not fit.
-        """
-
-    def begin_anew(self) -> None:
-        """Goes on without a state: all that is inserted was sampled as often as it was due."""

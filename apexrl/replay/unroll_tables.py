@@ -12,7 +12,7 @@ from apexrl.types import Granularity, Sample
 ELITE_DRAWS = 20  # places, of which the worst is overwritten
 
 
-class _UnrollTable:
+class UnrollTable:
     """The common part of tables of unrolls without priorities: the numbers that can be drawn, which are the keys.
 
     The rank of an unroll is the count of those held before it.
@@ -30,11 +30,13 @@ class _UnrollTable:
         self._missing = np.zeros(0, np.int64)
 
     def insert(self, first_number: int, priorities: np.ndarray, valid: np.ndarray) -> None:
+        """Takes note of new unrolls: priorities [M, P] before the exponent, valid [M, K] where a transition starts."""
         self._first_number = first_number if self._first_number == self._end_number else self._first_number
         self._end_number = first_number + len(priorities)
         self.limiter.inserted += len(priorities)
 
     def skip(self, end_number: int) -> None:
+        """The numbers up to end_number - 1 that were not inserted do not exist."""
         if self._first_number == self._end_number:
             self._first_number = end_number
         lost = np.arange(max(self._end_number, self._first_number), end_number)
@@ -42,13 +44,16 @@ class _UnrollTable:
         self._end_number = end_number
 
     def evict(self, number: int) -> None:
+        """Takes the oldest unroll out of sampling."""
         self._missing = self._missing[self._num_missing_before(number + 1) :]
         self._first_number = number + 1
 
     def can_sample(self, batch_size: int) -> bool:
+        """False when nothing is there to be drawn, whatever the limiter says."""
         return self._size_from(self._oldest()) >= batch_size
 
     def sample(self, batch_size: int) -> Sample:
+        """Draws a batch; call only when `can_sample`."""
         raise NotImplementedError
 
     def samples(self, batch_size: int, most: int) -> list[Sample]:
@@ -62,11 +67,13 @@ class _UnrollTable:
         """Does nothing: this table has no priorities."""
 
     def delete(self, keys: np.ndarray | None) -> int:
+        """Takes items out of sampling for ever, with None all. Returns how many could be drawn before."""
         before = self._size_from(self._oldest())
         self._take_out(np.arange(self._oldest(), self._end_number) if keys is None else keys)
         return before - self._size_from(self._oldest())
 
     def state(self) -> TableState:
+        """Returns the state that survives a restart."""
         return state_of(self.limiter, numbers=self._left())
 
     def restore(self, state: TableState, first_number: int, end_number: int) -> None:
@@ -79,6 +86,7 @@ class _UnrollTable:
         self._take_out(left[left < end_number])
 
     def begin_anew(self) -> None:
+        """Goes on without a state: all that is inserted was sampled as often as it was due."""
         self.limiter.resume(0, 0, self.limiter.inserted)
 
     def _oldest(self) -> int:
@@ -114,7 +122,7 @@ class _UnrollTable:
         return int(np.searchsorted(self._missing, number))
 
 
-class UniformTable(_UnrollTable):
+class UniformTable(UnrollTable):
     """Whole unrolls, each as likely as any other, none twice in a batch. The limiter counts unrolls."""
 
     def __init__(self, limiter: Limiter, rng: np.random.Generator, capacity: int = 0):
@@ -135,7 +143,7 @@ class UniformTable(_UnrollTable):
         return max(oldest, self._end_number - self._capacity) if self._capacity else oldest
 
 
-class FifoTable(_UnrollTable):
+class FifoTable(UnrollTable):
     """Whole unrolls in the order of the log, each once. One that is evicted before it was drawn counts as missed."""
 
     def __init__(self, limiter: Limiter, rng: np.random.Generator):
@@ -194,7 +202,7 @@ class FifoTable(_UnrollTable):
         return max(self._next_number, super()._oldest())
 
 
-class LifoTable(_UnrollTable):
+class LifoTable(UnrollTable):
     """Whole unrolls, each once, the newest first. One that is evicted before it was drawn counts as missed."""
 
     def __init__(self, limiter: Limiter, rng: np.random.Generator):
@@ -238,7 +246,7 @@ class LifoTable(_UnrollTable):
             self.limiter.forgive(waiting=len(self._stack))
 
 
-class EliteTable(_UnrollTable):
+class EliteTable(UnrollTable):
     """Whole unrolls, as a uniform table hands them out; a full one overwrites the worst of a few, not the oldest.
 
     A new unroll has priority 1. When the table is full it takes the place of the one with the smallest priority among

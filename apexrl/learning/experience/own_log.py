@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from apexrl.net.log_client import LogBatch, LogEvent, LogStart
-from apexrl.replay.table import Table
+from apexrl.replay.kinds import Table
 from apexrl.types import Sample, StreamSpec
 
 

@@ -9,7 +9,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,22 +26,6 @@ logger = logging.getLogger(__name__)
 WARM_UPS = 3  # before a capture: libraries choose their algorithms and take their memory
 
 
-class Inputs(Protocol):
-    """The entrance of one table's batches."""
-
-    def takes(self, sample: SampledKeys | Gathered) -> bool:
-        """Returns whether samples of this kind and from this store enter here."""
-        ...
-
-    def load(self, sample: SampledKeys | Gathered) -> np.ndarray:
-        """Enqueues the copies of a sample; returns the keys [M] of those rows that are there."""
-        ...
-
-    def batch(self) -> Batch:
-        """Returns the tensors that `load` fills, or that the device gathers by them."""
-        ...
-
-
 class KeyInputs:
     """Keys and weights enter; the device gathers from its unroll store."""
 
@@ -54,9 +38,11 @@ class KeyInputs:
         self._staging = Staging(device_stream, device_stream.depth + 1, ((3 * batch_size,), torch.int32))
 
     def takes(self, sample: SampledKeys | Gathered) -> bool:
+        """Returns whether samples of this kind and from this store enter here."""
         return isinstance(sample, SampledKeys) and sample.store is self._store
 
     def load(self, sample: SampledKeys | Gathered) -> np.ndarray:
+        """Enqueues the copies of a sample; returns the keys [M] of those rows that are there."""
         assert isinstance(sample, SampledKeys)
         held = sample.held()
         keys = sample.keys[held]
@@ -69,6 +55,7 @@ class KeyInputs:
         return keys
 
     def batch(self) -> Batch:
+        """Returns the tensors that `load` fills, or that the device gathers by them."""
         return self._store.batch(self._table, *self._keys_and_weights(self._packed))
 
     def _keys_and_weights(self, packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,6 +82,9 @@ class BatchInputs:
 
     def batch(self) -> Batch:
         return self._here
+
+
+Inputs = KeyInputs | BatchInputs  # the entrance of one table's batches
 
 
 def inputs_for(store: UnrollStore, device_stream: DeviceStream) -> dict[str, Inputs]:
