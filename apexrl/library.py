@@ -116,23 +116,23 @@ def train(env: str, *, on_status: Callback | None = None, on_evaluation: Callbac
     if not is_given:
         flags["run_dir"] = made_run(new_run(env, _command_line(flags)))
         flags["name"] = ""  # the directory has it
-    directory = flags.get("resume") or flags["run_dir"]
+    directory = Path(flags.get("resume") or flags["run_dir"]).resolve()  # a callback may go to another one
     words = _command_line({"env": env, **flags})
     process = start_child(["-m", "apexrl", "train", *words], {})
     try:
-        status = _followed(process, News(Path(directory)), on_status, on_evaluation)
+        status = _followed(process, News(directory), on_status, on_evaluation)
     except BaseException:
         _interrupt(process)
         raise
     finally:
         if not is_given:
             with contextlib.suppress(OSError):  # it is empty where the run never began
-                Path(directory).rmdir()
+                directory.rmdir()
     if status:
-        logs = Path(directory) / "logs"
+        logs = directory / "logs"
         also = f", and {logs}" if logs.exists() else ""
         raise ApexError(f"the run ended with exit status {status}: its output says why{also}")
-    return Run(Path(directory).resolve())
+    return Run(directory)
 
 
 def _followed(process: subprocess.Popen, news: News, on_status: Callback | None, on_evaluation: Callback | None) -> int:

@@ -72,6 +72,11 @@ class Stop(threading.Event):
             self.error = error
         self.set()
 
+    def told(self) -> None:
+        """Sets the stop because of a signal."""
+        self.num_signals += 1
+        self.set()
+
     def on_signals(self) -> None:
         """Makes SIGINT and SIGTERM set the stop. Only scripts call this.
 
@@ -86,8 +91,7 @@ class Stop(threading.Event):
                 if received[0] == signal.SIGHUP and self._hang_up is not None:
                     self._hang_up()
                 elif received[0] in (signal.SIGINT, signal.SIGTERM):  # foreign code may have handlers of others
-                    self.num_signals += 1
-                    self.set()
+                    self.told()
 
         self.thread(wait, "signals")
 
@@ -138,7 +142,7 @@ def run_role(role: str, main: Callable[[Stop], None], finalizes: bool = True) ->
     stop = Stop()
     stop.on_signals()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
-        stop.on_hang_up(stop.set)
+        stop.on_hang_up(stop.told)
     parent = os.environ.get(PARENT_VARIABLE)  # before the role writes itself there, for its own children
     end_with_parent(stop, ORPHAN_SECONDS)
     status = run_program(lambda: _status_of(role, main, stop, log))

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 from apexrl.config.words import flags_in
 from apexrl.errors import UNREADABLE, ConfigError, fault_of
 from apexrl.files import read_json, read_whole
+from apexrl.lines import say
 from apexrl.types import Count, Finite, Name
 
 RUNS = Path("runs")  # where runs lie unless told otherwise
@@ -173,7 +175,9 @@ def network_words(directory: Path, updates: int) -> str:
     told = "not evaluated"
     if point is not None:
         games = "1 game" if point.episodes == 1 else f"{point.episodes} games"
-        told = f"mean {point.mean:.2f} over {games} with exploration {point.exploration:g}"
+        told = f"mean {point.mean:.2f} over {games}"
+        if not math.isnan(point.exploration):  # of an earlier version
+            told += f" with exploration {point.exploration:g}"
     return f"update {updates:,}, {told}"
 
 
@@ -271,8 +275,11 @@ def newest_run(directory: Path, needs: Iterable[str] = ()) -> Path:
 
     Raises: ConfigError when there is none.
     """
-    files = list(needs)
-    for run in found_runs(directory, []):
+    files, faults = list(needs), list[str]()
+    runs = found_runs(directory, faults)
+    for fault in faults:  # it may be of the run that was meant
+        say(f"left out: {fault}", file=sys.stderr)
+    for run in runs:
         if not files or any((run.directory / name).is_file() for name in files):
             return run.directory
     lack = f" with {' or '.join(files)}" if files else ""

@@ -257,15 +257,18 @@ def test_a_training_ends_with_the_program_that_began_it(program, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "latest.safetensors").exists()
 
 
-def test_functions_hear_of_a_run_and_end_it(tmp_path, free_ports):
+def test_functions_hear_of_a_run_and_end_it(tmp_path, free_ports, monkeypatch):
+    """Also where one of them goes to another directory."""
+    monkeypatch.chdir(tmp_path)
     means, frames = [], []
     names = ("actor_port", "batch_port", "parameter_port", "metrics_port")
 
     def heard(evaluation):
         means.append(evaluation.mean)
+        os.chdir("/")
         return len(means) == 2
 
-    flags = {"preset": "small", "tensorboard": False, "evaluation_period_seconds": 1.0, "run_dir": tmp_path / "run"}
+    flags = {"preset": "small", "tensorboard": False, "evaluation_period_seconds": 1.0, "run_dir": "run"}
     ports = dict(zip(names, free_ports(4), strict=True))
     ended = apexrl.train("Catch-v0", on_evaluation=heard, on_status=lambda s: frames.append(s.frames), **flags, **ports)
     assert means == [evaluation.mean for evaluation in ended.evaluations[:2]] and ended.summary["updates"] >= 0

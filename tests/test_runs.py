@@ -86,6 +86,12 @@ def test_a_run_that_cannot_be_read_is_named_and_left_out(tmp_path, capsys):
     assert f"left out: {path} cannot be read" in printed.err and "good" in printed.out and "bad" not in printed.out
 
 
+def test_a_newer_run_that_cannot_be_read_is_named_where_an_older_one_is_taken(tmp_path, capsys):
+    old = make_run(tmp_path / "old", 1e9)
+    (make_run(tmp_path / "new", 2e9) / CONFIG_FILE).write_text("{")
+    assert newest_run(tmp_path) == old and f"left out: {tmp_path / 'new' / CONFIG_FILE}" in capsys.readouterr().err
+
+
 def test_the_newest_run_may_need_a_checkpoint(tmp_path):
     best = "checkpoints/best.safetensors"
     old = make_run(tmp_path / "old", 1e9, files=[best])
@@ -150,3 +156,5 @@ def test_the_evaluation_of_a_best_network_is_found_behind_a_kill(tmp_path):
     assert [point.updates for point in read_evaluations(tmp_path / CURVE_FILE)] == [100, 205]
     assert evaluation_of(tmp_path, 250).mean == 50
     assert network_words(tmp_path, 250) == "update 250, mean 50.00 over 20 games with exploration 0"
+    (tmp_path / CURVE_FILE).write_text("seconds,frames,updates,episodes,mean,median,min,max\n1,2,3,20,4,4,0,6\n")
+    assert network_words(tmp_path, 3) == "update 3, mean 4.00 over 20 games"  # of a version that did not tell it

@@ -99,7 +99,7 @@ class Evaluator:
         version, agent = parameters.header.params_version, self._actor(parameters)
         if version < self._newest:
             self._best = None  # a learner that goes on from its last checkpoint may not know it
-        self._newest, is_first, is_sure = version, self._best is None, True
+        self._newest, is_sure = version, True
         recorder = self._recorder(version) if is_filmed else None
         games = self._play(agent, (version, *self._own_key), recorder, report, stop)
         film = self._finished(recorder) if recorder else {}
@@ -110,14 +110,16 @@ class Evaluator:
 
         if games is None:
             return None
-        if is_candidate := self._may_be_best(games, version):
+        if self._may_be_best(games, version):
             count = len(games.returns)
             logger.info("update %d: mean %.2f of %d may be the best: as many more games", version, games.mean, count)
             if parameters.header.is_last:
                 tell(told(games, b""))
             try:
                 others = self._play(agent, (version, 1), None, report, hurry or stop)
-            except ApexError as error:  # the first games are told nevertheless
+            except ApexError as error:
+                if parameters.header.is_last:  # whose first games are told, and others are waited for
+                    raise
                 logger.warning("update %d: the other games cannot be played: %s", version, error)
                 others = None
             if others is None and stop.is_set():
@@ -128,7 +130,7 @@ class Evaluator:
         if is_sure:
             self._best = games.mean if self._best is None else max(self._best, games.mean)
         self._played += 1
-        return told(games, encoded if is_sure and (is_first or is_candidate) else b"")
+        return told(games, encoded if is_sure else b"")
 
     def film(self, parameters: Parameters, stop: Ending) -> dict[str, Any]:
         """Plays a game from the start of an evaluation's first one, or its beginning until the stop, and films it.

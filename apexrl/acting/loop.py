@@ -9,6 +9,7 @@ from apexrl.acting.player import Lease, Player
 from apexrl.acting.sending import FLUSH_SECONDS, UnrollSender, patiently
 from apexrl.agents.contract import Actor
 from apexrl.agents.families import family_of, implementation
+from apexrl.clocks import Absence
 from apexrl.config.commands import ActorCommand, WorkerCommand
 from apexrl.errors import ConfigError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, measured, process_name, resident_bytes
@@ -83,8 +84,7 @@ class ActorLoop:
 
     def wait_for_agent(self, stop: Stop) -> Actor | None:
         """Returns an agent with the first parameters that fit, None when stopped."""
-        deadline = time.monotonic() + self._command.wires.patience_seconds
-        said = time.monotonic()
+        absence, said = Absence(), time.monotonic()
         while not stop.is_set():
             parameters = self.parameters.fetch(200)
             if parameters is not None:
@@ -94,7 +94,7 @@ class ActorLoop:
                     return implementation(family).make_actor(self._command.algorithm, parameters, self._device)
                 except WireError as error:
                     self.parameters.drop(error)
-            if time.monotonic() > deadline:
+            if absence.look(is_away=True) > self._command.wires.patience_seconds:
                 raise PeerTimeout(f"no parameters from {self.parameters.endpoint} in time: is the learner running?")
             if time.monotonic() - said > 10:
                 said = time.monotonic()

@@ -217,6 +217,8 @@ def idle(command: Any, stream: StreamSpec) -> Mapping[str, str]:
                 f"--entropy-target {update.entropy_target}: a policy over {num_actions} actions has an entropy between "
                 f"0 and {most:.3g}: give one between them"
             )
+    if update.value_cloning_cost and command.learning.scale_rewards:
+        raise ConfigError("--value-cloning-cost: --scale-rewards changes the measure of logged values: leave one out")
     parts, fields = parts_of(update.mix), dict[str, str]()
     if all(part.is_online for part in parts):
         fields |= dict.fromkeys(("trust_region", "replay_state"), "a part of --mix that replays")

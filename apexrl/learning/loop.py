@@ -125,24 +125,25 @@ class LearnerLoop:
         draws, shards = DrawQueue(), self._shards
         keeping = Keeping.of(self._command, self._device_stream, len(shards), start.moments)
         self._moments = keeping.moments
-        replicas = [Replica(self._log(shard), keeping, start.logs[shard], stop, shard, draws) for shard in shards]
+        replicas = [Replica(self._log(i, start.updates), keeping, start.logs[i], stop, i, draws) for i in shards]
         return Replicas(replicas, draws)
 
-    def _log(self, shard: int) -> LogSource:
+    def _log(self, shard: int, updates: int) -> LogSource:
         """Returns the log to follow: a replay server's, that of another run, or that of a journal."""
-        command, prefetch = self._command, self._command.learning.prefetch_batches
+        command, ahead = self._command, self._command.learning.prefetch_batches
+        seed = command.seed, updates  # a learner that goes on from a checkpoint draws others
         batch_sizes = {want.table: want.batch_size for want in self._wants}
         if not isinstance(command, OfflineCommand):
-            return with_journal(command, batch_sizes, lambda rows: self._logs.log(self._name, rows, prefetch, shard))
+            return with_journal(command, batch_sizes, lambda rows: self._logs.log(self._name, rows, ahead, shard), seed)
         if command.learning.total_frames:
             raise ConfigError("--total-frames: what a log holds comes at once, give --total-updates")
         if command.guest:
-            client = self._logs.log(self._name, {}, prefetch, shard)
+            client = self._logs.log(self._name, {}, ahead, shard)
             replay = part_of(explicit_replay(command), command.wires.shards)
-            return GuestClient(client, self._stream, replay, batch_sizes, prefetch, command.seed + shard)
+            return GuestClient(client, self._stream, replay, batch_sizes, ahead, command.seed + shard)
         journal = Path(command.from_journal)
         wanted = self._stream(identity_of(journal).spec)
-        return JournalClient(journal, wanted, explicit_replay(command), batch_sizes, prefetch, command.seed)
+        return JournalClient(journal, wanted, explicit_replay(command), batch_sizes, ahead, seed)
 
     def _stream(self, spec: StreamSpec) -> StreamSpec:
         """Returns the unrolls that we need of an environment."""

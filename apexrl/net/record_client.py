@@ -138,8 +138,7 @@ class RecordClient(Closing):
 
         Raises: as `sample`; `timeout_seconds` are for each.
         """
-        while True:
-            yield self.sample(table, timeout_seconds)
+        return iter(lambda: self.sample(table, timeout_seconds), object())  # which goes on after an error
 
     def has_batch(self, table: str) -> bool:
         """Returns whether `sample` would not wait for a batch."""

@@ -126,8 +126,7 @@ class ReplayClient(Closing):
 
         Raises: as `sample_unrolls`; `timeout_seconds` are for each.
         """
-        while True:
-            yield self.sample_unrolls(table, timeout_seconds)
+        return iter(lambda: self.sample_unrolls(table, timeout_seconds), object())  # which goes on after an error
 
     @call
     def sampling_encoded(

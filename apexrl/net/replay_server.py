@@ -70,11 +70,13 @@ class ReplayServer(Closing):
         """Recovers the journal, then binds both ports; 0 is any free one.
 
         Args:
+          journal_dir: by default that of the configuration, whose auto is off.
           stream: the only one that it takes; without, that of the first actor.
         Raises: ConfigError when a number of the configuration, a port or the journal cannot be used; everything is
           released then.
         """
-        directory = None if journal_dir is None else Path(journal_dir)
+        kept = config.journal_dir if journal_dir is None else journal_dir
+        directory = None if kept in ("auto", "off") else Path(kept)
         self.service = ReplayService(config, seed, directory, time.monotonic(), stream)
         self._has_queue = any(table.kind in QUEUES for table in map(table_spec, config.tables))
         self._config = config

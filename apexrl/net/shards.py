@@ -90,8 +90,7 @@ class ShardedReplayClient(Closing):
 
     def unroll_batches(self, table: str, timeout_seconds: float) -> Iterator[SampledUnrolls]:
         """Yields batches with their unrolls without end, of the shards in turn, as `ReplayClient.unroll_batches`."""
-        while True:
-            yield self.sample_unrolls(table, timeout_seconds)
+        return iter(lambda: self.sample_unrolls(table, timeout_seconds), object())  # which goes on after an error
 
     def fetch(self, numbers: Iterable[int], timeout_seconds: float) -> dict[int, StoredUnroll]:
         """Returns decoded unrolls by number, without those that no log holds."""

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import time
-from pathlib import Path
 
 import msgspec
 
@@ -22,11 +21,9 @@ async def serve(command: ReplayCommand, stop: Stop) -> None:
     """Serves until a signal or `stop` ends it, and reports statistics to the learner. The command is of its shard."""
     wires = command.wires
     keyring = load_keyring(wires.keys, "replay")
-    kept = command.replay.journal_dir
-    journal_dir = None if kept in ("off", "auto") else Path(kept)
     ports = wires.bind_host, wires.actor_port, wires.batch_port
     stream = stream_of(command.stream) if command.stream else None
-    server = ReplayServer(command.replay, *ports, command.seed, journal_dir, keyring, stream)
+    server = ReplayServer(command.replay, *ports, command.seed, keyring=keyring, stream=stream)
     metrics = MetricsClient(address(wires.learner_host, wires.metrics_port), f"replay {wires.actor_port}", keyring)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

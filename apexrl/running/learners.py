@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import tempfile
 
 import psutil
 from torch.distributed import run as torchrun
@@ -16,12 +17,21 @@ from apexrl.config.flags import to_flags
 from apexrl.errors import ConfigError, KilledError, PeerError, PeerTimeout, reason_of
 from apexrl.hosts import is_loopback
 from apexrl.leftovers import MARK_VARIABLE, new_mark
-from apexrl.lifecycle import OWN_SIGNAL_SECONDS, PATIENCE_STATUS, PERMANENT_STATUS, TOLD_STATUS, Stop, end_at_once
+from apexrl.lifecycle import (
+    OWN_SIGNAL_SECONDS,
+    PATIENCE_STATUS,
+    PERMANENT_STATUS,
+    TEMPORARY_STATUS,
+    TOLD_STATUS,
+    Stop,
+    end_at_once,
+)
 from apexrl.running.meeting import BACKEND
 
 logger = logging.getLogger(__name__)
 
 THIS_HOST = "127.0.0.1"
+LAST_CHECKPOINT_SECONDS = 140  # a little less than systemd gives; a supervisor gives less
 
 
 def run_learners(command: LearnerCommand, stop: Stop) -> None:
@@ -43,7 +53,10 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     arguments = [f"--nproc-per-node={learning.num_learners}", f"--nnodes={hosts}", "--max-restarts=0"]
     arguments += [f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={meeting}:{wires.meeting_port}"]
     arguments += [f"--rdzv-conf=rank={host_rank},listens_at={listens_at},timeout={wires.patience_seconds:.0f}"]
-    arguments += ["--monitor-interval=0.2"]
+    arguments += ["--monitor-interval=0.2", f"--shutdown-timeout={LAST_CHECKPOINT_SECONDS}"]
+    if wires.keys:
+        arguments += ["--signals-to-handle=SIGTERM,SIGINT"]
+        stop.on_hang_up(_read_keys_again)
     if hosts > 1:
         logger.info("learner host %d of %d; they meet at %s:%d", host_rank, hosts, meeting, wires.meeting_port)
         logger.warning("learners exchange gradients without --keys: only their hosts may reach each other's ports")
@@ -57,14 +70,17 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
 
     stop.thread(pass_on, "stop")
     try:
-        with contextlib.suppress(SignalException):  # it has passed the signal on, and waited for the learners
-            torchrun.run(torchrun.parse_args([*arguments, role_script("learner.py"), *to_flags(command)]))
+        with contextlib.suppress(SignalException), tempfile.TemporaryDirectory(prefix="apexrl-learners-") as logs:
+            # After a signal it has passed that on, and waited for the learners.
+            program = [f"--log-dir={logs}", role_script("learner.py"), *to_flags(command)]
+            torchrun.run(torchrun.parse_args([*arguments, *program]))
     except ChildFailedError as error:
         # Who lost another one may be first: torch's files tell whole seconds.
         rank, failure = min(error.failures.items(), key=lambda found: (_order(found[1].exitcode), found[1].timestamp))
         if failure.exitcode == TOLD_STATUS and stop.wait(OWN_SIGNAL_SECONDS):  # all of us were told, as by Ctrl-C
             return
-        kinds = {PERMANENT_STATUS: ConfigError, PATIENCE_STATUS: PeerTimeout, TOLD_STATUS: KilledError}
+        kinds = {PERMANENT_STATUS: ConfigError, PATIENCE_STATUS: PeerTimeout}
+        kinds |= dict.fromkeys((TOLD_STATUS, TEMPORARY_STATUS), KilledError)  # nothing is wrong with it
         kind = KilledError if failure.exitcode < 0 else kinds.get(failure.exitcode, PeerError)
         raise kind(f"learner {rank}: {failure.message}") from None
     except RuntimeError as error:  # of torch.distributed
@@ -72,6 +88,12 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
             f"the learners of {hosts} hosts do not meet at {meeting}:{wires.meeting_port} ({reason_of(error)[:200]}): "
             "does learner.py run on each host, with its own --learner-host-rank, and is that port open to them?"
         ) from error
+
+
+def _read_keys_again() -> None:
+    for learner in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            learner.send_signal(signal.SIGHUP)
 
 
 def _order(status: int) -> int:

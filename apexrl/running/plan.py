@@ -118,7 +118,7 @@ def make_plan(asked: Asked[RunCommand], saved: RunCommand | None, ask: Ask = her
     host = EVERYWHERE.get(command.wires.bind_host, command.wires.bind_host)  # where roles of this machine find servers
     command = with_values(command, {"preset": basis.preset, "replay_host": host, "learner_host": host})
     kept = {"journal_dir": command.replay.journal_dir, "record_dir": command.evaluation.record_dir}
-    for name, directory in kept.items():
+    for name, directory in {**kept, "keys": command.wires.keys}.items():
         if directory not in ("auto", "off", ""):  # a later start may be in another directory
             command = with_values(command, {name: str(Path(directory).resolve())})
     if command.network.network and "inputs" not in asked.given:

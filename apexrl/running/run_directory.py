@@ -331,7 +331,7 @@ def continued(directory: Path, ask: Ask = here) -> Counters | None:
 def as_fork(command: RunCommand) -> RunCommand:
     """Returns the configuration of a new run that is forked from the one with this configuration."""
     kept = "off" if command.replay.journal_dir == "off" else "auto"
-    return with_values(command, {"run_dir": "", "at": 0, "journal_dir": kept})
+    return with_values(command, {"run_dir": "", "at": 0, "journal_dir": kept, "record_dir": ""})
 
 
 def fork_run(source: RunCommand, checkpoint: Path | None, command: RunCommand) -> None:

@@ -1,6 +1,7 @@
 """`apexrl card [RUN]`: a model card of a run in Markdown, made from its directory. Loads no network."""
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable
@@ -70,7 +71,9 @@ def _evaluation(directory: Path, updates: int) -> str:
         return ""
     rows = {"games": str(point.episodes)}
     rows |= {name: f"{getattr(point, name):.2f}" for name in ("mean", "median", "min", "max")}
-    rows |= {"exploration": f"{point.exploration:g}", "frames until then": f"{point.frames:,}"}
+    if not math.isnan(point.exploration):  # of an earlier version
+        rows["exploration"] = f"{point.exploration:g}"
+    rows["frames until then"] = f"{point.frames:,}"
     note = "A run's best network was chosen by these games, so its mean is a little too high: play others to report it."
     return f"{table(rows)}\n\n{note}"
 

@@ -67,7 +67,8 @@ class MeanCurve(NamedTuple):
 def mean_curve(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> MeanCurve:
     """Returns the mean of curves (positions, values) whose values are interpolated linearly between their positions.
 
-    Positions never decrease; values at the same position are averaged. The mean begins where the last curve begins and
+    Positions never decrease; of values at the same position the last one counts, as that of a learner that trains on
+    while no frames come. The mean begins where the last curve begins and
     ends where the first one ends, so that each of its points is of all curves. It is empty without such a stretch.
     """
     first = max(positions[0] for positions, _ in curves)
@@ -78,6 +79,6 @@ def mean_curve(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> MeanCurve:
 
 
 def _increasing(positions: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a curve with one point at each position, the mean of the values there."""
-    alone, index, counts = np.unique(positions, return_inverse=True, return_counts=True)
-    return alone, np.bincount(index, values) / counts
+    """Returns a curve with one point at each position, the last value there."""
+    alone, index = np.unique(positions[::-1], return_index=True)
+    return alone, values[::-1][index]

@@ -148,8 +148,9 @@ def run(directory: Path, server: str, keys: str, max_gb: float, log: str) -> int
     stop, keyring = Stop(), load_keyring(keys, "learner")
     stop.on_signals()
     endpoint = f"tcp://{server.removeprefix('tcp://')}"
-    with Mirror(directory, max(round(max_gb * 1e9), 1) if max_gb else float("inf")) as copy:
-        with LogClient(endpoint, "mirror", {}, 1, keyring=keyring, log=log) as client:
+    max_bytes = max(round(max_gb * 1e9), 1) if max_gb else float("inf")
+    with LogClient(endpoint, "mirror", {}, 1, keyring=keyring, log=log) as client:
+        with Mirror(directory, max_bytes) as copy:
             say(f"waits for the replay server at {endpoint}")
             follow(client, copy, stop.is_set)
         say(f"{directory} has the log up to unroll {copy.end_number}, {copy.num_bytes / 1e6:.1f} MB")

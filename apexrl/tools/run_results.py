@@ -23,7 +23,7 @@ ELSEWHERE = {"wires"}  # a section of hosts and ports
 # Settings that tell runs of one configuration apart: the seed, the place, the end of one start.
 OF_ONE_RUN = {
     *OF_ONE_START,
-    *("seed", "name", "run_dir", "resume", "fork", "at", "from_journal", "guest"),
+    *("seed", "name", "run_dir", "resume", "fork", "at"),
     *("max_restarts", "memory_gb", "journal_dir", "record_dir"),
     *("tensorboard", "tensorboard_port", "tensorboard_host", "wandb", "mlflow"),
 }
@@ -135,9 +135,12 @@ def named_by_settings(runs: Iterable[RunResult], faults: list[str]) -> dict[str,
 
 
 def _changed(runs: Sequence[RunResult]) -> list[str]:
-    """Returns the names of the settings that are not the same in all runs."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    return [name for name in names if any(run.settings.get(name) != runs[0].settings.get(name) for run in runs)]
+    """Returns the names of the settings that are not the same in all runs that have them: older ones lack some."""
+    values: dict[str, list[Any]] = {}
+    for run in runs:
+        for name, value in run.settings.items():
+            values.setdefault(name, []).append(value)
+    return [name for name, (first, *others) in values.items() if any(other != first for other in others)]
 
 
 def _text(value: Any) -> str:

@@ -141,7 +141,7 @@ def test_a_candidate_whose_last_games_are_cut_off_is_told_and_does_not_become_th
     assert evaluated(6, never, Later(0), 9.0, 8.0) == ((9, 8), b""), "the run's last parameters are there"
     assert evaluated(7, Later(1), Later(0), 9.0, 8.0) is None, "the process ends"
     assert evaluated(8, never, never, 3.0, 2.0, 5.0, 5.0) == ((3, 2, 5, 5), b"encoded"), "the best has 2.5"
-    assert evaluated(9, never, never, 2.0, 1.0) == ((2, 1), b""), "the best has 3.75"
+    assert evaluated(9, never, never, 2.0, 1.0) == ((2, 1), b"encoded"), "the best has 3.75"
     assert evaluated(2, never, never, 1.0, 1.0, 0.0, 0.0) == ((1, 1, 0, 0), b"encoded"), "its learner has gone back"
     evaluator.close()
 

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from apexrl.errors import ApexError, PeerRefused, PeerTimeout
-from apexrl.net import InsertClient, LogClient, ReplayClient, ShardedReplayClient, wire
+from apexrl.net import InsertClient, LogClient, RecordClient, ReplayClient, ShardedReplayClient, wire
 from tests.net.peers import TABLE, block_of
 from tests.system.processes import ROOT
 
@@ -200,3 +200,26 @@ def test_a_client_that_was_closed_says_so(server, spec):
     for call in (lambda: actor.connect(10), actor.poll, lambda: reader.statistics(10), lambda: reader.fetch([1], 10)):
         with pytest.raises(ApexError, match="was closed: make another one"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("client", "name", "sample"),
+    [
+        (RecordClient, "batches", "sample"),
+        (ReplayClient, "unroll_batches", "sample_unrolls"),
+        (ShardedReplayClient, "unroll_batches", "sample_unrolls"),
+    ],
+)
+def test_batches_without_end_go_on_where_one_did_not_come_in_time(client, name, sample, monkeypatch):
+    outcomes = iter([PeerTimeout("no batch"), "a batch"])
+
+    def give(*_):
+        if isinstance(outcome := next(outcomes), PeerTimeout):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(client, sample, give)
+    batches = getattr(client.__new__(client), name)(TABLE, 1.0)
+    with pytest.raises(PeerTimeout):
+        next(batches)
+    assert next(batches) == "a batch"

@@ -69,3 +69,9 @@ def test_no_insert_waits_for_a_while_after_an_actor_stood_still(server, monkeypa
     now[0] += 0.2
     server._wake_for_actors(loop)
     assert server.service.advance.call_count == 2 and loop.call_later.called
+
+
+def test_a_journal_of_the_configuration_is_kept(tmp_path):
+    with ReplayServer(ReplayConfig(tables=("t=priority",), journal_dir=str(tmp_path / "service"))):
+        pass
+    assert (tmp_path / "service").is_dir()

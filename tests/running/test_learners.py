@@ -1,11 +1,17 @@
 """The launcher of a host's learners, where other hosts have to come."""
 
+import os
 import re
 import signal
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from apexrl.lifecycle import PERMANENT_STATUS
+from apexrl.config.commands import LearnerCommand
+from apexrl.config.flags import default_command
+from apexrl.errors import ConfigError, KilledError, PeerError, PeerTimeout
+from apexrl.lifecycle import PATIENCE_STATUS, PERMANENT_STATUS, TEMPORARY_STATUS, Stop, exit_status
+from apexrl.running import learners
 from tests.system.processes import Process, wait_for
 
 MEETS = "learner host 0 of 2; they meet at 127.0.0.1:"
@@ -41,6 +47,27 @@ def test_a_host_that_waits_for_the_others_can_be_stopped(first_host):
         wait_for(lambda: MEETS in host.text(), 60, "the wait")
         host.signal(signal.SIGTERM)
         assert host.popen.wait(300) == 0, host.text()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "own"),
+    [
+        (PERMANENT_STATUS, ConfigError, PERMANENT_STATUS),
+        (PATIENCE_STATUS, PeerTimeout, PATIENCE_STATUS),
+        (TEMPORARY_STATUS, KilledError, TEMPORARY_STATUS),  # a port in use: a supervisor tries it again
+        (-signal.SIGKILL, KilledError, TEMPORARY_STATUS),
+        (1, PeerError, 1),
+    ],
+)
+def test_the_launcher_of_learners_ends_as_the_one_that_failed(monkeypatch, status, kind, own):
+    def fail(_):
+        raise ChildFailedError("learner", {0: ProcessFailure(0, 1, status, "")})
+
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(learners.torchrun, "run", fail)
+    with pytest.raises(kind, match="learner 0: ") as ended:
+        learners.run_learners(default_command(LearnerCommand), Stop())
+    assert type(ended.value) is kind and exit_status(ended.value) == own
 
 
 def test_a_rank_that_no_host_has_is_refused(first_host):

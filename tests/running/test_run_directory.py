@@ -17,6 +17,7 @@ from apexrl.errors import ConfigError
 from apexrl.files import locked, write_json
 from apexrl.learning.record.latest import result_in
 from apexrl.learning.record.status_file import LAST_EVALUATION, Status
+from apexrl.net.keyring import ROLES, make_keys
 from apexrl.networks.checkpoint import save_checkpoint
 from apexrl.networks.headers import BEST, NUMBERED, CheckpointHeader, Counters, latest_path
 from apexrl.running.plan import make_plan
@@ -24,6 +25,7 @@ from apexrl.running.prepare import on_saved
 from apexrl.running.run_directory import (
     CONFIG_FILE,
     RESULTS,
+    as_fork,
     check_new,
     continued,
     journals_of,
@@ -291,13 +293,16 @@ def test_theupdate_of_a_fork_is_read_as_flags_are(text, update):
     assert update_of(text) == update
 
 
-def test_relative_journals_and_films_stay_where_they_are(tmp_path, monkeypatch):
+def test_relative_journals_films_and_keys_stay_where_they_are(tmp_path, monkeypatch):
     def plan(*words):
         arguments = ["--env", "Catch-v0", "--run-dir", "x", "--memory-gb", "8", *words]
         return make_plan(Asked.of(default_command(RunCommand), arguments), None).command
 
     monkeypatch.chdir(tmp_path)
-    command = plan("--journal-dir", "kept", "--record-dir", "films")
+    make_keys(tmp_path / "keys", ROLES)
+    command = plan("--journal-dir", "kept", "--record-dir", "films", "--keys", "keys")
     monkeypatch.chdir("/")
+    assert command.wires.keys == str(tmp_path / "keys")
+    assert as_fork(command).evaluation.record_dir == ""  # the films of its source stay
     assert journals_of(command) == [tmp_path / "kept"] and command.evaluation.record_dir == str(tmp_path / "films")
     assert plan("--journal-dir", "off").replay.journal_dir == "off"

@@ -75,6 +75,7 @@ def test_curves_that_share_a_point_or_nothing():
     assert all(len(values) == 0 for values in mean_curve([point, (np.array([5.0]), np.array([2.0]))]))
 
 
-def test_evaluations_at_the_same_position_are_averaged():
+def test_of_evaluations_at_the_same_position_the_last_one_counts():
+    """As of a learner from a journal, whose frames are all there at its start."""
     curve = mean_curve([(np.array([0.0, 2.0, 2.0, 4.0]), np.array([1.0, 2.0, 6.0, 0.0]))])
-    assert curve.means[[0, 25, 50, 75, 100]].tolist() == [1, 2.5, 4, 2, 0]
+    assert curve.means[[0, 25, 50, 75, 100]].tolist() == [1, 3.5, 6, 3, 0]

@@ -123,5 +123,5 @@ def test_the_command_follows_until_a_signal(tmp_path):
         said = process.communicate(timeout=100)[0]
         assert process.returncode == 0 and "copy has the log up to unroll 10, " in said
         assert said.index(f"waits for the replay server at tcp://{address}") < said.index("follows the log ")
-    status, said = call(replay_tool.main, "mirror", tmp_path / "copy", "--server", "nowhere")
-    assert status == 2 and "is no endpoint: give tcp://HOST:PORT" in said
+    status, said = call(replay_tool.main, "mirror", tmp_path / "other", "--server", "nowhere")
+    assert status == 2 and "is no endpoint: give tcp://HOST:PORT" in said and not (tmp_path / "other").exists()

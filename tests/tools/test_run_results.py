@@ -77,6 +77,20 @@ def test_runs_are_grouped_by_everything_but_seed_and_place(tmp_path):
     }
 
 
+def test_runs_on_the_experience_of_others_are_no_seeds_of_it(tmp_path):
+    makers = {"online": {}, "guest": {"guest": "/runs/online"}, "offline": {"from_journal": "/runs/online/journal"}}
+    runs = [read_run(write_run(tmp_path / name, [1], 0, **made)) for name, made in makers.items()]
+    again = read_run(write_run(tmp_path / "again", [1], 1, guest="/runs/online"))
+    groups = named_by_settings([*runs, again], [])
+    assert sorted(map(len, groups.values())) == [1, 1, 2] and [runs[1], again] in groups.values()
+
+
+def test_a_setting_that_an_older_run_does_not_tell_is_no_other_value(tmp_path):
+    runs = [read_run(write_run(tmp_path / f"a{seed}", [1], seed)) for seed in range(2)]
+    del runs[0].settings["gamma"]
+    assert named_by_settings(runs, []) == {"apex-dqn": runs}
+
+
 def test_a_run_without_settings_needs_a_name(tmp_path):
     directory = write_run(tmp_path / "run", [1])
     (directory / "config.json").unlink()

@@ -6,7 +6,7 @@ It reads the files of another run's journal, takes no lock on it and writes noth
 import contextlib
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ class JournalClient(OwnLog):
         config: ReplayConfig,
         batch_sizes: Mapping[str, int],
         prefetch_batches: int,
-        seed: int,
+        seed: int | Sequence[int],
     ):
         """Reads the identity of the journal, and no unroll yet.
 

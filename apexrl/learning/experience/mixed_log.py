@@ -8,7 +8,7 @@ Source: arXiv:2302.02948 (RLPD), whose share is a half.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -87,12 +87,16 @@ def mixed_rows(command: LearnerCommand, num_learners: int = 1) -> dict[str, int]
 
 
 def with_journal(
-    command: LearnerCommand, batch_sizes: Mapping[str, int], connect: Callable[[Mapping[str, int]], LogClient]
+    command: LearnerCommand,
+    batch_sizes: Mapping[str, int],
+    connect: Callable[[Mapping[str, int]], LogClient],
+    seed: Sequence[int],
 ) -> "LogClient | MixedLog":
     """Returns the log that a learner of a run follows: the server's, and the journal's beside it if it wants that.
 
     Args:
       connect: from the rows that the server gives of each batch.
+      seed: of what is drawn from the journal.
     Raises: ConfigError as `mixed_rows` does.
     """
     rows, mixed = mixed_rows(command), Share.of(command.learning)
@@ -105,7 +109,7 @@ def with_journal(
     directory, prefetch = mixed.directory, command.learning.prefetch_batches
 
     def open_journal(start: LogStart) -> JournalClient:
-        return JournalClient(directory, start.spec, config, rows, prefetch, command.seed)
+        return JournalClient(directory, start.spec, config, rows, prefetch, seed)
 
     server = connect({table: size - rows.get(table, 0) for table, size in batch_sizes.items()})
     return MixedLog(server, open_journal, tuple(rows))
@@ -254,10 +258,10 @@ class MixedLog:
         """Returns a batch of both parts, where they are there."""
         for table, (run, journal) in self._waiting.items():
             if run and journal:
-                parts = run.popleft(), journal.popleft()
-                keys, weights = (
-                    np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "weights")
-                )
-                whole = parts[0]._replace(keys=keys, weights=weights)
-                return LogBatch(table, whole, journal_share=len(parts[1].keys) / len(keys))
+                own, other = run.popleft(), journal.popleft()
+                keys = np.concatenate([own.keys, other.keys])
+                # A row of the journal counts as much as one of the run's on average, whatever priorities that has.
+                weights = np.concatenate([own.weights, other.weights * own.weights.mean()])
+                whole = own._replace(keys=keys, weights=weights)
+                return LogBatch(table, whole, journal_share=len(other.keys) / len(keys))
         return None

@@ -71,7 +71,7 @@ def test_batches_are_of_both_logs_and_the_run_overwrites_nothing_of_the_journal(
     for i in range(2):  # of each log, two batches may be ahead
         draw = replica.next_draw(0)
         batch, keys = draw.batches()[TABLE], draw.samples[TABLE].keys
-        assert len(keys) == 2 + JOURNAL_ROWS and batch.weight.tolist() == [0.5, 1.0] + [1.0] * JOURNAL_ROWS
+        assert len(keys) == 2 + JOURNAL_ROWS and batch.weight.tolist() == [0.5, 1.0] + [0.75] * JOURNAL_ROWS
         np.testing.assert_array_equal(batch.observation[0], own.frames[i : i + stacked])
         for row in range(2, 2 + JOURNAL_ROWS):
             shown = batch.observation[row].numpy()
@@ -208,9 +208,9 @@ def test_several_learners_and_learners_without_actors_are_refused(tmp_path):
 def test_the_server_is_asked_for_the_rest_of_a_batch(journal):  # noqa: F811
     asked = []
     given = command("--mix-journal", f"{journal}=1/4", "--batch-size", "64")
-    log = with_journal(given, {"transitions": 64}, lambda sizes: asked.append(dict(sizes)) or Run())
+    log = with_journal(given, {"transitions": 64}, lambda sizes: asked.append(dict(sizes)) or Run(), (0, 0))
     assert isinstance(log, MixedLog) and asked == [{"transitions": 48}]
     run = Run()
     plain = dataclasses.replace(given, learning=dataclasses.replace(given.learning, mix_journal=""))
-    assert with_journal(plain, {"transitions": 64}, lambda sizes: run) is run
+    assert with_journal(plain, {"transitions": 64}, lambda sizes: run, (0, 0)) is run
     assert Share.of(given.learning).transitions == NUM_UNROLLS * 8
