@@ -104,7 +104,7 @@ def test_what_watches_a_run_needs_something_to_see_and_a_name(flags, complaint):
         (["--network", "tests.networks.test_own_torso:Layers", "--channels", "8", "8", "8"], "--channels means noth"),
         ([*LASER, "--priority-exponent", "0.6"], "--priority-exponent means nothing without a table of the kind prio"),
         (["--agent", "impala", "--entropy-target", "1.1"], "3 actions has an entropy between 0 and 1.1: give one"),
-        ([*LASER, "--value-cloning-cost", "0.5", "--scale-rewards"], "--value-cloning-cost: --scale-rewards changes the"),
+        ([*LASER, "--value-cloning-cost", "0.5", "--scale-rewards"], "--value-cloning-cost: --scale-rewards changes"),
         (["--agent", "impala", "--entropy-target", "-1:1:9000"], "an entropy between 0 and 1.1: give one"),
         (["--agent", "impala", "--reward-transform", "soft-asymmetric", "--clip-rewards", "no", "--scale-rewards"],
          "--reward-transform needs the environment's own rewards: give --no-scale-rewards"),
