@@ -234,12 +234,8 @@ def open_locked(path: Path, owner: str, flag: str = "", *, is_shared: bool = Fal
     directory = f"{flag} {path.parent}".lstrip()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
-            if not is_shared:
-                raise
-            descriptor = os.open(path, os.O_RDONLY)  # of a snapshot, or somebody else's
+        is_readable = is_shared and os.path.exists(path) and not os.access(path, os.W_OK)  # as in a snapshot
+        descriptor = os.open(path, os.O_RDONLY if is_readable else os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigError(f"{directory} cannot be written ({error.strerror}): give another directory") from error
     try:

@@ -216,7 +216,7 @@ def test_a_preset_that_an_algorithm_lacks_is_its_defaults(monkeypatch):
         (["--total-frames", "1e16"], r"--total-frames 10000000000000000 makes no sense: it has to be at most 1e\+15"),
         (["--seed", "1" + "0" * 90], "--seed 10+ makes no sense: it has to be at most"),
         (["--total-updates", "1e17"], "--total-updates 100000000000000000 makes no sense"),
-        (["--episodes", "5001"], "--episodes 5001 makes no sense: it has to be at most 5000"),
+        (["--episodes", "10001"], "--episodes 10001 makes no sense: it has to be at most 10000"),
         (["--environments-per-worker", "4097"], "--environments-per-worker 4097 makes no sense"),
         (["--max-episode-frames", "3G"], "--max-episode-frames 3000000000 makes no sense"),
         (["--patience-seconds", "1e10"], r"--patience-seconds 10000000000\.0 makes no sense"),
@@ -279,7 +279,7 @@ def test_the_greatest_numbers_of_flags_fit_the_files_of_a_run(agent):
 
 def test_the_upper_ends_of_flags_are_those_of_messages_and_servers():
     ends = {
-        "episodes": MAX_GAMES // 2,
+        "episodes": MAX_GAMES,
         "environments_per_worker": MAX_STREAMS_PER_ACTOR,
         "prefetch_batches": MAX_BATCHES_AHEAD,
     }

@@ -36,7 +36,7 @@ def test_a_file_system_without_locks_is_named_and_nobody_is_blamed(tmp_path, mon
 
 
 def test_a_run_that_may_only_be_read_can_be_shared(tmp_path, monkeypatch):
-    """A fork leaves its source as it is, which may be a snapshot, or somebody else's."""
+    """A fork leaves its source as it is, which may be a snapshot."""
     path, opened = tmp_path / "lock", os.open
 
     def read_only(name, flags, *mode):
@@ -46,6 +46,7 @@ def test_a_run_that_may_only_be_read_can_be_shared(tmp_path, monkeypatch):
 
     path.touch()
     monkeypatch.setattr("os.open", read_only)
+    monkeypatch.setattr("os.access", lambda *_: False)
     with locked(path, "x", is_shared=True), locked(path, "y", is_shared=True):
         pass
     with pytest.raises(ConfigError, match="cannot be written"), locked(path, "x"):

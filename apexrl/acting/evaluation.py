@@ -29,7 +29,7 @@ from apexrl.errors import ApexError, PeerTimeout, WireError
 from apexrl.lifecycle import CpuMeter, Stop, make_way, process_name
 from apexrl.lines import say
 from apexrl.net.keyring import load_keyring
-from apexrl.net.metrics_channel import Evaluation, MetricsClient, checksum
+from apexrl.net.metrics_channel import MAX_GAMES, Evaluation, MetricsClient, checksum
 from apexrl.net.parameter_channel import ParameterSubscriber
 from apexrl.net.sockets import address
 from apexrl.networks.checkpoint import load_checkpoint
@@ -180,7 +180,7 @@ class Evaluator:
     def _may_be_best(self, games: Games, version: int) -> bool:
         """Returns whether parameters may replace the best ones; those of update 0 replace none."""
         is_candidate = bool(version) if self._best is None else games.mean >= self._best
-        return is_candidate and not self._command.evaluation.checkpoint
+        return is_candidate and not self._command.evaluation.checkpoint and 2 * len(games.returns) <= MAX_GAMES
 
     def close(self) -> None:
         """Closes the environments."""

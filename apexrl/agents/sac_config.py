@@ -40,7 +40,7 @@ class SacUpdate(UpdateConfig):
     """Share of the way that target critics go at each update (SAC)."""
     policy_period_updates: Annotated[int, Range(1)] = 1
     """Updates of the critics for each of the policy and the temperature (SAC: 1, CrossQ: 3)."""
-    entropy_target: Annotated[Changing, Range(-100, 0.69)] = -1.0
+    entropy_target: Annotated[Changing, Range(-100, 100)] = -1.0
     """Entropy that the temperature aims at, for each number of an action, where those are -1 to 1 (SAC)."""
     first_temperature: Annotated[float, Range(1e-6)] = 1.0
     """Price of entropy at the beginning (SAC)."""

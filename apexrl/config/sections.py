@@ -48,13 +48,14 @@ def whole_number(text: str) -> int:
 
     Raises: ValueError when it is none.
     """
-    found = re.fullmatch(r"([-+]?[\d_]*\.?\d*(?:[eE][-+]?\d{1,2})?)([kKMG]?)", text[: MAX_DIGITS + 1])
+    found = re.fullmatch(r"([-+]?[\d_]*\.?\d*(?:[eE][-+]?\d{1,2})?)([kKMG]?)", text)
     try:
-        number = decimal.Decimal(found[1]) * MULTIPLES[found[2].replace("K", "k")] if found else None
+        is_short = len(text) <= MAX_DIGITS
+        number = decimal.Decimal(found[1]) * MULTIPLES[found[2].replace("K", "k")] if found and is_short else None
     except decimal.InvalidOperation:
         number = None
     if number is None or number != int(number):
-        raise ValueError(f"{text} is no whole number: give one like 200000, 200_000, 2e5 or 5M")
+        raise ValueError(f"{text:.100} is no whole number: give one like 200000, 200_000, 2e5 or 5M")
     return int(number)
 
 
@@ -303,7 +304,7 @@ class LearningConfig:
 class EvaluationConfig:
     """Evaluations: whole games, unclipped, nearly without exploration."""
 
-    episodes: Annotated[int, Range(1, 5_000)] = 10
+    episodes: Annotated[int, Range(1, 10_000)] = 10
     """Games in an evaluation; as many more, which count too, where it may be the best."""
     evaluation_period_seconds: Annotated[float, Range(0, LONGEST_SECONDS)] = 60.0
     """Seconds from one evaluation's start to the next, while training."""

@@ -110,10 +110,9 @@ class GymnasiumEnvironment:
             return None
 
     def close(self) -> None:
-        """Closes the environments; the deadline of their steps is that of this call, too."""
+        """Closes the environments, each within the deadline of a step."""
         try:
-            with self._watchdog.watching("close"):
-                self._envs.close()
+            self._envs.close()
         finally:
             self._watchdog.close()
 

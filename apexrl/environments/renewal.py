@@ -103,7 +103,7 @@ class Copy(gymnasium.Wrapper):
         """Closes the environment, once."""
         if self.is_open:
             self.is_open = False
-            self.env.close()
+            self._call("close", self.env.close)
 
     def _fail(self, error: Exception) -> Any:
         """Closes the copy, and takes note of its failure; returns the observation that comes next, which may be blank.
@@ -111,7 +111,7 @@ class Copy(gymnasium.Wrapper):
         Raises: ApexError or the error when the process has to end.
         """
         with contextlib.suppress(Exception):  # it is broken
-            self._call("close", self.close)
+            self.close()
         again = self._failures.note(self, error, self._env_id, self._steps)
         if not again:
             return self._begin_anew()

@@ -180,8 +180,8 @@ class LogClient(Closing):
             case wire.Append() | wire.Batch() | wire.Standing() | wire.Stranger() if self._subscribed:
                 # Something is missing, or the server does not know us: subscribe again from where we are.
                 self._return_after_loss()
-            case wire.Waiting():
-                self.waits_for = message.reason
+            case wire.Waiting() | wire.Dropped() if not self._subscribed:
+                self.waits_for = message.reason.partition(":")[0]  # of a crowd, that it is crowded
                 self._patience_seconds = HEARTBEAT_SECONDS
             case wire.Fetched():
                 unroll = EncodedUnroll(*attachments) if message.is_held else None

@@ -72,7 +72,7 @@ class ReplayClient(Closing):
 
     @property
     def waits_for(self) -> str:
-        """Why there is no batch: replay_connection, min_size, actors, priorities, or several; empty where one is."""
+        """Why there is no batch: replay_connection, crowded, min_size, actors, priorities, or several; else empty."""
         return self._client.waits_for
 
     def has_batch(self, table: str) -> bool:

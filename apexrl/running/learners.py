@@ -53,9 +53,11 @@ def run_learners(command: LearnerCommand, stop: Stop) -> None:
     arguments = [f"--nproc-per-node={learning.num_learners}", f"--nnodes={hosts}", "--max-restarts=0"]
     arguments += [f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={meeting}:{wires.meeting_port}"]
     arguments += [f"--rdzv-conf=rank={host_rank},listens_at={listens_at},timeout={wires.patience_seconds:.0f}"]
-    arguments += ["--monitor-interval=0.2", f"--shutdown-timeout={LAST_CHECKPOINT_SECONDS}"]
+    arguments += ["--monitor-interval=0.2"]
+    # By variables: an older torch has not these options.
+    os.environ.setdefault("PET_SHUTDOWN_TIMEOUT", str(LAST_CHECKPOINT_SECONDS))
     if wires.keys:
-        arguments += ["--signals-to-handle=SIGTERM,SIGINT"]
+        os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT")
         stop.on_hang_up(_read_keys_again)
     if hosts > 1:
         logger.info("learner host %d of %d; they meet at %s:%d", host_rank, hosts, meeting, wires.meeting_port)

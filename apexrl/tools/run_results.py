@@ -88,6 +88,8 @@ def read_run(directory: Path) -> RunResult:
     values = saved_values(path) if os.path.lexists(path) else {}
     settings = flat({name: value for name, value in values.items() if name not in ELSEWHERE})
     settings = {name: value for name, value in settings.items() if name not in OF_ONE_RUN}
+    if "guest" in settings:  # whose seeds may each follow another run
+        settings["guest"] = "yes" if settings["guest"] else "no"
     counters = status.counters
     inserted = counters.transitions_inserted
     ratio = counters.transitions_sampled / inserted if inserted else None

@@ -116,6 +116,14 @@ def test_a_server_that_lets_an_actor_wait_does_so_until_the_time_is_up(spec, hea
         actor.close()
 
 
+def test_a_server_that_lets_a_reader_wait_for_a_place_does_so_until_the_time_is_up():
+    with Answering([wire.Dropped("crowded: 256 learners are connected already")] * 50, to=wire.Subscribe) as server:
+        reader = ReplayClient(server.endpoint, "reader", {TABLE: 4})
+        with pytest.raises(PeerTimeout, match="it waits for crowded"):
+            reader.sample(TABLE, 2.5)
+        reader.close()
+
+
 def test_a_server_that_never_stops_talking_holds_no_call(spec, header):
     said = [wire.Welcome((0,), 1, 0, 0, "learner"), *[wire.Acknowledge(0, 0, 1, "learner")] * 100]
     with Answering(said, is_endless=True) as server:
