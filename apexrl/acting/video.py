@@ -134,7 +134,7 @@ class VideoWriter:
         size = (scale * width, scale * height)
         if self._writer is None:
             if not is_utf8(_file_name(video)):  # OpenCV would end the process
-                logger.warning("no video: %s is not UTF-8; give a --run-dir that is", video)
+                logger.warning("no video: %r is not UTF-8; give a --run-dir that is", str(video))
                 self.video = None
                 return
             with without_lines(HARMLESS):
