@@ -92,6 +92,12 @@ COMPARISONS = {  # the rows of charts, by the names of their files
             **{f"robots-{name}-impact-seed{seed}": f"IMPACT, seed {seed}" for seed in (0, 1)}})
         for title, name in {"Walker2d-v5": "walker2d", "Hopper-v5": "hopper"}.items()
     ],
+    "robots-seeds": [
+        Row("Ant-v5, SAC", ("minutes",), {
+            f"robots-ant-sac{'' if seed == 0 else f'-seed{seed}'}": f"seed {seed}" for seed in range(5)}),
+        Row("Walker2d-v5, IMPACT", ("minutes",), {
+            f"robots-walker2d-impact-seed{seed}": f"seed {seed}" for seed in range(5)}),
+    ],
     "robots-sb3-sac": [
         Row(title, ("minutes", "frames"), {f"robots-{name}-sac-core": OURS, f"robots-{name}-sb3-sac": "SB3"})
         for title, name in {"HalfCheetah-v5": "half-cheetah", "Walker2d-v5": "walker2d", "Hopper-v5": "hopper"}.items()

@@ -57,7 +57,7 @@ class Copy(gymnasium.Wrapper):
         self.is_open = True  # else it rests
         self.num_failures: int | None = None  # since its last step; None before its first step and failure
         self._make, self._number, self._without_step, self._failures = make, number, without_step, failures
-        self._env_id, self._call = watchdog.env, watchdog.call
+        self._env_id, self._call, self._watching = watchdog.env, watchdog.call, watchdog.watching
         self._steps = 0  # of the episode
         self._rest_steps = 0
         self._seed: int | None = None
@@ -103,7 +103,8 @@ class Copy(gymnasium.Wrapper):
         """Closes the environment, once."""
         if self.is_open:
             self.is_open = False
-            self._call("close", self.env.close)
+            with self._watching("close"):
+                self.env.close()
 
     def _fail(self, error: Exception) -> Any:
         """Closes the copy, and takes note of its failure; returns the observation that comes next, which may be blank.
@@ -111,7 +112,7 @@ class Copy(gymnasium.Wrapper):
         Raises: ApexError or the error when the process has to end.
         """
         with contextlib.suppress(Exception):  # it is broken
-            self.close()
+            self._call("close", self.close)
         again = self._failures.note(self, error, self._env_id, self._steps)
         if not again:
             return self._begin_anew()

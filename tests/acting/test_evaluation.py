@@ -147,8 +147,8 @@ def test_a_candidate_whose_last_games_are_cut_off_is_told_and_does_not_become_th
 
 
 def test_the_first_games_are_told_where_the_others_cannot_be_played():
-    gymnasium.register("Fails-v0", Told)
-    evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "Fails-v0", "--episodes", "2"]))
+    gymnasium.register("OthersFail-v0", Told)
+    evaluator = evaluation.Evaluator(parse(ActorCommand, ["--env", "OthersFail-v0", "--episodes", "2"]))
     parameters, play = parameters_of(make_updater(evaluator.spec), evaluator.spec), evaluator._play
 
     def fails(agent, key, *others):
